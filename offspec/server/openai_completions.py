@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 from starlette.responses import Response
 
+from offspec.core.config import SamplingParams
 from offspec.server.api_errors import invalid, refuse
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.endpoint import ApiRequest
@@ -48,16 +49,22 @@ async def create(request: ApiRequest[Body]) -> Response:
 
 def _asks(body: Body, service: Service) -> Iterator[GenerateRequest]:
     """The requests of a body, one for each prompt. Raises ApiError."""
+    for ask in to_requests(body, service.defaults):
+        yield ask.with_suffix(body.suffix, service.engine.model_info) if body.suffix else ask
+
+
+def to_requests(body: Body, defaults: SamplingParams) -> list[GenerateRequest]:
+    """The requests of a body without its suffix, one for each prompt. Raises ApiError."""
     refuse(body, {"best_of": body.choices})
     params = body.sampling(
-        service.defaults,
+        defaults,
         max_tokens=_LONGEST if body.max_tokens is None else answer_limit(body.max_tokens or 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         format=format_of(None, body.structured_outputs),
     )
-    for prompt in _prompts(body.prompt):
-        ask = GenerateRequest(
+    return [
+        GenerateRequest(
             prompt=prompt,
             raw=True,
             echo=bool(body.echo),
@@ -65,7 +72,8 @@ def _asks(body: Body, service: Service) -> Iterator[GenerateRequest]:
             choices=body.choices,
             prompt_only=body.max_tokens == 0,
         )
-        yield ask.with_suffix(body.suffix, service.engine.model_info) if body.suffix else ask
+        for prompt in _prompts(body.prompt)
+    ]
 
 
 def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.server.api_errors import ApiError, invalid, refuse
 from offspec.server.endpoint import ApiRequest
@@ -22,6 +23,7 @@ from offspec.server.openai_common import (
     template_variables,
 )
 from offspec.server.openai_items import Item, Tool, parse_tools, to_chat_messages
+from offspec.server.openai_messages import Ignore
 from offspec.server.openai_responses_reply import Object, ResponseReply
 from offspec.server.parsing import convert
 from offspec.server.protocol import GenerateRequest
@@ -88,9 +90,9 @@ async def create(request: ApiRequest[Body]) -> Response:
     service, body, given = request.service, request.body, request.given
     store, items = service.responses, given["input"]
     if isinstance(body.input, str):
-        items = [{"role": "user", "content": body.input}]
+        items = _question(body.input)
     items = [*await _earlier(store, body), *items]
-    ask = _ask(request, items)
+    ask = _ask(body, _items(items), service.defaults, request.ignore)
     if body.truncation == "auto":
         ask = await _truncated(service, ask)
     kept = store if body.store is not False else None
@@ -116,22 +118,32 @@ def _items(given: Sequence[Object]) -> list[Item]:
     return convert(list(given), list[Item], ignored=[])
 
 
-def _ask(request: ApiRequest[Body], items: Sequence[Object]) -> GenerateRequest:
+def to_request(body: Body, defaults: SamplingParams, ignore: Ignore) -> GenerateRequest:
+    """The request of a body, without the items of an earlier response. Raises ApiError."""
+    items = _items(_question(body.input)) if isinstance(body.input, str) else body.input
+    return _ask(body, items, defaults, ignore)
+
+
+def _question(text: str) -> list[Object]:
+    """The items of a request whose input is a text."""
+    return [{"role": "user", "content": text}]
+
+
+def _ask(body: Body, items: Sequence[Item], defaults: SamplingParams, ignore: Ignore) -> GenerateRequest:
     """The request of a body. Raises ApiError for what is not supported."""
-    body = request.body
     refuse(body, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = _LOGPROBS in (body.include or ())
     return GenerateRequest(
-        prompt=to_chat_messages(body.instructions, _items(items), request.ignore),
+        prompt=to_chat_messages(body.instructions, items, ignore),
         params=body.sampling(
-            request.service.defaults,
+            defaults,
             max_tokens=answer_limit(body.max_output_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=_format(text.format or TextFormat()),
         ),
-        tools=parse_tools(body.tools or (), body.tool_choice, request.ignore),
+        tools=parse_tools(body.tools or (), body.tool_choice, ignore),
         parallel_calls=body.parallel_tool_calls is not False,
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
     )

@@ -9,13 +9,15 @@ A plain line has a prompt (one user message) and any fields of a Chat Completion
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.files import as_read_error
 from offspec.server import openai_chat, openai_completions, openai_responses
@@ -24,11 +26,17 @@ from offspec.server.endpoint import Endpoint
 from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 ENDPOINTS: dict[str, Endpoint[Any]] = {
     CHAT: Endpoint(openai_chat.Body, openai_chat.create),
-    "/v1/completions": Endpoint(openai_completions.Body, openai_completions.create),
+    COMPLETIONS: Endpoint(openai_completions.Body, openai_completions.create),
     RESPONSES: Endpoint(openai_responses.Body, openai_responses.create),
+}
+_TO_REQUESTS: dict[str, Callable[[Any, SamplingParams], object]] = {
+    CHAT: partial(openai_chat.to_request, ignore=lambda part: None),
+    COMPLETIONS: openai_completions.to_requests,
+    RESPONSES: partial(openai_responses.to_request, ignore=lambda part: None),
 }
 _LINE = "the line"  # in errors, which are reported with the number of the line
 _LONGEST = 32 * 2**20  # bytes of a line
@@ -124,6 +132,21 @@ def read_line(number: int, text: bytes) -> Line:
         return Line(number, name, url, body, plain)
     except ApiError as fault:
         return Line(number, name, url, body, plain, fault)
+
+
+def check_line(line: Line, defaults: SamplingParams) -> Line:
+    """A line with the fault that a run would find in its fields, as far as no model is needed.
+
+    defaults: sampling parameters of lines that set none.
+    """
+    if line.fault is not None:
+        return line
+    body: Any = convert(line.body, ENDPOINTS[line.url].body, ignored=[])
+    try:
+        _TO_REQUESTS[line.url](body, defaults)
+    except ApiError as fault:
+        return replace(line, fault=fault)
+    return line
 
 
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:

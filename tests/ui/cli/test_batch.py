@@ -67,6 +67,38 @@ def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: 
     assert last == f"error: 2 of 3 lines of {requests} are invalid; correct or remove them"
 
 
+def test_validate_refuses_what_a_run_refuses(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    message = {"role": "user", "content": "Why?"}
+    bodies = [
+        ("/v1/chat/completions", {"messages": [message], "temperature": -1}),
+        ("/v1/chat/completions", {"messages": [{"role": "poet", "content": "Why?"}]}),
+        ("/v1/chat/completions", {"messages": [message], "response_format": {"type": "json_schema"}}),
+        ("/v1/completions", {"prompt": "Why?", "top_p": 5}),
+        ("/v1/completions", {"prompt": ["Why?", 3]}),
+        ("/v1/responses", {"input": "Why?", "temperature": -1}),
+        ("/v1/responses", {"input": [message], "background": True}),
+    ]
+    lines = [
+        json.dumps({"custom_id": str(at), "method": "POST", "url": url, "body": body})
+        for at, (url, body) in enumerate(bodies)
+    ]
+    good = json.dumps({"prompt": "Why?", "temperature": 0.5})
+    requests.write_text("\n".join([*lines, good]))
+    validated = offspec("batch", str(requests), "--validate")
+    assert (validated.exit_code, load.asked) == (2, [])
+    *faults, last = validated.stderr.splitlines()
+    assert last == f"error: 7 of 8 lines of {requests} are invalid; correct or remove them"
+    out = requests.with_name("out.jsonl")
+    assert offspec("batch", str(requests), str(out), "demo", "--quiet").exit_code == 0
+    kept = [json.loads(line) for line in out.read_text().splitlines()]
+    errors = {
+        int(line["custom_id"]): line["response"]["body"]["error"]["message"]
+        for line in kept
+        if "custom_id" in line
+    }
+    assert faults == [f"line {at + 1}: {errors[at]}" for at in range(len(bodies))]
+
+
 def test_a_file_without_a_good_line_loads_nothing(
     offspec: Program, load: ScriptedLoad, requests: Path
 ) -> None:
