@@ -86,6 +86,8 @@ def batch(
 
     if Path(model).suffix in (".jsonl", ".parquet"):
         raise RequestError(f"{model} is not a model; the model is the last argument: {_USAGE}")
+    if ray_actors is not None and ray is None:
+        raise RequestError("--ray-actors has no effect without a cluster: add --ray, or omit --ray-actors")
     sampling = options.overrides()
     lines = list(read_lines(requests))
     if validate:

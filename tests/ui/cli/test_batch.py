@@ -171,6 +171,7 @@ def test_errors_of_earlier_runs_count(offspec: Program, load: ScriptedLoad, requ
         ("IN", "name a file for the results and a model"),
         ("IN IN demo", "is the file of requests"),
         ("IN /nowhere/out demo", "cannot write to /nowhere/out"),
+        ("IN OUT demo --ray-actors 2", "add --ray, or omit --ray-actors"),
         ("IN OUT demo --top-p 3", "--top-p must be"),
     ],
 )

@@ -235,10 +235,21 @@ def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
     assert load.asked == [(EngineConfig("demo"), None)]
 
 
-def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoad) -> None:
-    assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
+def test_without_speculation_no_draft_is_loaded(
+    offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OFFSPEC_CONFIG", str(tmp_path))
+    (tmp_path / "config.toml").write_text('draft = "small"')
+    assert offspec("generate", "demo", "Why?", "--no-speculation").exit_code == 0
     assert load.asked == [(EngineConfig("demo", draft="none"), None)]
     assert load.engine.requests[0].speculate is False
+
+
+def test_a_draft_on_the_command_line_contradicts_no_speculation(offspec: Call, load: ScriptedLoad) -> None:
+    result = offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation")
+    assert (result.exit_code, load.asked) == (2, [])
+    assert result.stderr == "error: --no-speculation uses no draft: omit --draft or --no-speculation\n"
+    assert offspec("generate", "demo", "Why?", "--draft", "none", "--no-speculation").exit_code == 0
 
 
 @pytest.mark.parametrize("args", [(), ("-",)])
