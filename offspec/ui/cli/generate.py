@@ -143,7 +143,11 @@ def _format(json_schema: Path | None, regex: str | None, open_schemas: bool) -> 
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"cannot read --json-schema {json_schema}: {reason}") from None
-    return format if open_schemas else format.closed
+    from offspec.sampling.grammar import check_format
+
+    format = format if open_schemas else format.closed
+    check_format(format)  # before minutes of loading
+    return format
 
 
 def _prompt_text(prompt: str | None) -> str:

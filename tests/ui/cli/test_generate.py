@@ -230,6 +230,24 @@ def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
         assert result.exit_code == 2 and error in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [
+        ('{"type": "number"', "a JSON schema must be JSON"),
+        ("[]", "a JSON schema must be a JSON object"),
+        ('{"type": "text"}', "the json schema cannot be enforced: Invalid type"),
+        ('{"not": {}}', "the json schema cannot be enforced: Unimplemented keys"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_loads_nothing(
+    offspec: Call, load: ScriptedLoad, tmp_path: Path, schema: str, error: str
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(schema, "utf-8")
+    result = offspec("generate", "demo", "Why?", "--json-schema", str(file))
+    assert (result.exit_code, load.asked) == (2, []) and result.stderr.startswith(f"error: {error}")
+
+
 def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--budget", "auto", "--width", "auto").exit_code == 0
     assert load.asked == [(EngineConfig("demo"), None)]
