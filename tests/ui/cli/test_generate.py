@@ -55,6 +55,12 @@ def test_statistics_tell_what_was_copied_and_what_was_read(read: int, told: str)
     assert told in statistics(_result(4 * 10**9, bytes_read=read * 10**9))[1]
 
 
+def test_statistics_of_a_model_in_memory_name_no_streamed_weights() -> None:
+    assert statistics(_result())[1] == "4.67 tokens per pass, 3 passes; peak memory 1.00 GB"
+    read = statistics(_result(bytes_read=10**9))[1]
+    assert read == "4.67 tokens per pass, 3 passes; 1.00 GB read from disk; peak memory 1.00 GB"
+
+
 def test_who_guessed_is_told_where_there_were_several() -> None:
     result = _result(guessed_by=(("self", 9), ("path/to/medusa", 2)))
     assert statistics(result)[-1] == "draft tokens: self 9, medusa 2; bonus tokens: 3"
