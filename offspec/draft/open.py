@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
+from offspec.checkpoint.open import check_draft
 from offspec.core.config import LOOKUPS, NONE, SELF_DRAFT, EngineConfig
 from offspec.core.errors import DraftError, RequestError, UnsupportedModelError
 from offspec.core.events import Event, Notice
@@ -94,6 +95,7 @@ class DraftOpener:
         try:
             for name in names:
                 if name not in (*LOOKUPS, NONE):
+                    check_draft(name)
                     found = self._with(found, name)
         except BaseException:
             if found.model is not None:

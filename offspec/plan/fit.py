@@ -91,15 +91,14 @@ def find_fit(
         CapacityError: Nothing fits.
         RequestError: The context is longer than the model's.
     """
-    failures = list[TooSmallError]()
-    for way, context in _fit_candidates(opened, config):
-        for caches in _cache_tiers(opened, config):
-            try:
-                return _fit_with(opened, config, draft_storage or way, context, caches, share)
-            except TooSmallError as error:
-                failures.append(error)
-    # A part that does not fit in RAM may fit on the device.
-    raise _capacity_error(min(failures, key=lambda error: (error.where is Tier.DEVICE, error.needed)))
+    try:
+        return _first_fit(opened, config, share, draft_storage)
+    except TooSmallError as error:
+        shorter = config.context is not None and config.context > _CONTEXTS[-1]
+        fits = shorter and try_fit(
+            opened, replace(config, context=_CONTEXTS[-1]), share, draft_storage=draft_storage
+        )
+        raise _capacity_error(error, shorter_context=bool(fits)) from None
 
 
 def try_fit(
@@ -110,9 +109,24 @@ def try_fit(
     draft_storage: DraftStorage | None = None,
 ) -> Fit | None:
     """Return `find_fit`, or None if nothing fits."""
-    with suppress(CapacityError):
-        return find_fit(opened, config, share, draft_storage=draft_storage)
+    with suppress(TooSmallError):
+        return _first_fit(opened, config, share, draft_storage)
     return None
+
+
+def _first_fit(
+    opened: OpenedModels, config: EngineConfig, share: float, draft_storage: DraftStorage | None
+) -> Fit:
+    """Return the first arrangement that fits. Raises RequestError, and TooSmallError if nothing fits."""
+    failures = list[TooSmallError]()
+    for way, context in _fit_candidates(opened, config):
+        for caches in _cache_tiers(opened, config):
+            try:
+                return _fit_with(opened, config, draft_storage or way, context, caches, share)
+            except TooSmallError as error:
+                failures.append(error)
+    # A part that does not fit in RAM may fit on the device.
+    raise min(failures, key=lambda error: (error.where is Tier.DEVICE, error.needed))
 
 
 def _cache_tiers(opened: OpenedModels, config: EngineConfig) -> tuple[Tier, ...]:
@@ -150,15 +164,21 @@ def _fit_with(
     return found
 
 
-def _capacity_error(error: TooSmallError) -> CapacityError:
-    """Return the error for a memory limit that is too small, with the minimum and a list of the parts."""
+def _capacity_error(error: TooSmallError, *, shorter_context: bool) -> CapacityError:
+    """Return the error for a memory limit that is too small, with the minimum, the remedy and the parts.
+
+    shorter_context: whether a shorter context would fit.
+    """
     kind, option = ("device memory", "vram") if error.where is Tier.DEVICE else ("memory", "memory")
     listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in error.parts.items() if size)
-    fewer = " or `cpu_layers`" if error.parts[CPU_LAYERS] else ""
+    remedies = [f"give more `{option}`"]
+    if shorter_context:
+        remedies.append("use a shorter `context`")
+    if error.parts[CPU_LAYERS]:
+        remedies.append("use fewer `cpu_layers`")
     return CapacityError(
         f"{format_bytes(error.given)} of {kind} is too little: the minimum is "
-        f"{format_bytes(-(-error.needed // 10**7) * 10**7)} ({listing}); "
-        f"give more `{option}` or ask for less `context`{fewer}",
+        f"{format_bytes(-(-error.needed // 10**7) * 10**7)}; {' or '.join(remedies)} ({listing})",
         needed=error.needed,
         given=error.given,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from offspec.core.config import SamplingParams
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
 from offspec.server.api_errors import invalid, refuse
 from offspec.server.endpoint import ApiRequest
@@ -19,7 +20,7 @@ from offspec.server.openai_common import (
     logprob_body,
     template_variables,
 )
-from offspec.server.openai_messages import ChatMessage, Function, Tool, as_message, parse_tools
+from offspec.server.openai_messages import ChatMessage, Function, Ignore, Tool, as_message, parse_tools
 from offspec.server.protocol import (
     ChoiceFinished,
     ContentDelta,
@@ -100,15 +101,15 @@ _HARMLESS = {"store": False, "modalities": ["text"], "audio": None}
 _NAMES = {Prefill: "prefill", PassProgress: "progress", TreeSeen: "tree", PassStats: "pass"}
 
 
-async def create(request: ApiRequest[Body]) -> Response:
+async def create(api_request: ApiRequest[Body]) -> Response:
     """Answer a conversation."""
-    answer = await request.service.answer(_generate_request(request))
-    return respond(answer, ChatReply(request.body, answer.request))
+    request = to_request(api_request.body, api_request.service.defaults, api_request.ignore)
+    answer = await api_request.service.answer(request)
+    return respond(answer, ChatReply(api_request.body, answer.request))
 
 
-def _generate_request(request: ApiRequest[Body]) -> GenerateRequest:
+def to_request(body: Body, defaults: SamplingParams, ignore: Ignore) -> GenerateRequest:
     """Convert a body to a generation request. Raises ApiError for unsupported fields."""
-    body, ignore = request.body, request.ignore
     refuse(body, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
@@ -119,7 +120,7 @@ def _generate_request(request: ApiRequest[Body]) -> GenerateRequest:
     return GenerateRequest(
         prompt=[as_message(message, at, ignore) for at, message in enumerate(body.messages)],
         params=body.sampling(
-            request.service.defaults,
+            defaults,
             max_tokens=answer_limit(body.max_completion_tokens, body.max_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=format_of(body.response_format, body.structured_outputs),

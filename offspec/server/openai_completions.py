@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 from starlette.responses import Response
 
+from offspec.core.config import SamplingParams
 from offspec.server.api_errors import invalid, refuse
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.endpoint import ApiRequest
@@ -48,16 +49,22 @@ async def create(api_request: ApiRequest[Body]) -> Response:
 
 def _generate_requests(body: Body, service: Service) -> Iterator[GenerateRequest]:
     """Yield the generation requests of a body, one per prompt. Raises ApiError for unsupported fields."""
+    for request in to_requests(body, service.defaults):
+        yield request.with_suffix(body.suffix, service.engine.model_info) if body.suffix else request
+
+
+def to_requests(body: Body, defaults: SamplingParams) -> list[GenerateRequest]:
+    """Convert a body to generation requests without its suffix, one per prompt. Raises ApiError."""
     refuse(body, {"best_of": body.choices})
     params = body.sampling(
-        service.defaults,
+        defaults,
         max_tokens=_DEFAULT_TOKENS if body.max_tokens is None else answer_limit(body.max_tokens or 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         format=format_of(None, body.structured_outputs),
     )
-    for prompt in _prompts(body.prompt):
-        request = GenerateRequest(
+    return [
+        GenerateRequest(
             prompt=prompt,
             raw=True,
             echo=bool(body.echo),
@@ -65,7 +72,8 @@ def _generate_requests(body: Body, service: Service) -> Iterator[GenerateRequest
             choices=body.choices,
             prompt_only=body.max_tokens == 0,
         )
-        yield request.with_suffix(body.suffix, service.engine.model_info) if body.suffix else request
+        for prompt in _prompts(body.prompt)
+    ]
 
 
 def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:

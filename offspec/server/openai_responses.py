@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.server.api_errors import ApiError, invalid, refuse
 from offspec.server.endpoint import ApiRequest
@@ -22,6 +23,7 @@ from offspec.server.openai_common import (
     template_variables,
 )
 from offspec.server.openai_items import Item, Tool, parse_tools, to_chat_messages
+from offspec.server.openai_messages import Ignore
 from offspec.server.openai_responses_reply import Object, ResponseReply
 from offspec.server.parsing import convert
 from offspec.server.protocol import GenerateRequest
@@ -88,9 +90,9 @@ async def create(api_request: ApiRequest[Body]) -> Response:
     service, body, raw_body = api_request.service, api_request.body, api_request.raw_body
     store, items = service.responses, raw_body["input"]
     if isinstance(body.input, str):
-        items = [{"role": "user", "content": body.input}]
+        items = _user_message(body.input)
     items = [*await _earlier_items(store, body), *items]
-    request = _generate_request(api_request, items)
+    request = _generate_request(body, _convert_items(items), service.defaults, api_request.ignore)
     if body.truncation == "auto":
         request = await _truncate(service, request)
     reply_store = store if body.store is not False else None
@@ -116,22 +118,34 @@ def _convert_items(items: Sequence[Object]) -> list[Item]:
     return convert(list(items), list[Item], ignored=[])
 
 
-def _generate_request(api_request: ApiRequest[Body], items: Sequence[Object]) -> GenerateRequest:
-    """Convert a body to a generation request. Raises ApiError for unsupported fields."""
-    body = api_request.body
+def to_request(body: Body, defaults: SamplingParams, ignore: Ignore) -> GenerateRequest:
+    """Convert a body to a generation request, without the items of the previous response. Raises ApiError."""
+    items = _convert_items(_user_message(body.input)) if isinstance(body.input, str) else body.input
+    return _generate_request(body, items, defaults, ignore)
+
+
+def _user_message(text: str) -> list[Object]:
+    """Return the items of a request whose input is text."""
+    return [{"role": "user", "content": text}]
+
+
+def _generate_request(
+    body: Body, items: Sequence[Item], defaults: SamplingParams, ignore: Ignore
+) -> GenerateRequest:
+    """Convert a body and all items to a generation request. Raises ApiError for unsupported fields."""
     refuse(body, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = _LOGPROBS in (body.include or ())
     return GenerateRequest(
-        prompt=to_chat_messages(body.instructions, _convert_items(items), api_request.ignore),
+        prompt=to_chat_messages(body.instructions, items, ignore),
         params=body.sampling(
-            api_request.service.defaults,
+            defaults,
             max_tokens=answer_limit(body.max_output_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=_format(text.format or TextFormat()),
         ),
-        tools=parse_tools(body.tools or (), body.tool_choice, api_request.ignore),
+        tools=parse_tools(body.tools or (), body.tool_choice, ignore),
         parallel_calls=body.parallel_tool_calls is not False,
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
     )

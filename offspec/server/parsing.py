@@ -44,17 +44,24 @@ _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
 
 
-def parse(body: bytes) -> Any:
-    """Decode JSON. Raises ApiError if it is invalid."""
+def parse(body: bytes, *, name: str = "the body") -> Any:
+    """Decode JSON. Raises ApiError, which calls the text `name`, if it is invalid."""
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:  # malformed JSON, not UTF-8, or nested too deeply
         raise ApiError(
-            "invalid_request", f"the body is not valid JSON{_json_error(error)}", code="invalid_json"
+            "invalid_request", f"{name} is not valid JSON{_json_error(error)}", code="invalid_json"
         ) from None
 
 
-def convert(value: Any, target: type[_T], *, ignored: list[str] | None = None, text: bool = False) -> _T:
+def convert(
+    value: Any,
+    target: type[_T],
+    *,
+    ignored: list[str] | None = None,
+    text: bool = False,
+    name: str = "the body",
+) -> _T:
     """Convert parsed JSON to a type.
 
     Args:
@@ -63,6 +70,7 @@ def convert(value: Any, target: type[_T], *, ignored: list[str] | None = None, t
         ignored: List that receives the paths of dropped fields, such as "messages[0].mood". None: unknown
             fields are refused.
         text: Whether numbers may be strings, as in the query of a URL.
+        name: Name of the whole value in errors.
 
     Raises:
         ApiError: A field is missing, unknown, or has a value of the wrong type.
@@ -74,9 +82,9 @@ def convert(value: Any, target: type[_T], *, ignored: list[str] | None = None, t
             raise unsupported(unknown[0], "unknown or unsupported; omit it")
         converted = msgspec.convert(value, type=target, strict=not text)
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error)) from None
+        raise _validation_error(str(error), name) from None
     except RecursionError:
-        raise ApiError("invalid_request", "the body is nested too deeply", code="invalid_json") from None
+        raise ApiError("invalid_request", f"{name} is nested too deeply", code="invalid_json") from None
     if ignored is not None:
         ignored += unknown
     return converted
@@ -115,8 +123,8 @@ def _known(value: Any, kind: inspect.Type, path: str, unknown: list[str], strict
             if name not in fields:
                 if name not in HINTS and (strict or name not in SOFT_HINTS) and _is_set(item):
                     unknown.append(item_path)
-            elif _is_set(item):
-                kept[name] = _known(item, fields[name], item_path, unknown, strict)
+            elif _is_set(item) or (item is not None and fields[name].required):  # an empty list
+                kept[name] = _known(item, fields[name].type, item_path, unknown, strict)
         return kept
     if isinstance(value, list) and (several := _part(kind, inspect.ListType)) is not None:
         kind = several.item_type
@@ -141,20 +149,25 @@ def _info(kind: Hashable) -> inspect.Type:
 
 
 @cache
-def _fields(struct: type) -> dict[str, inspect.Type]:
+def _fields(struct: type) -> dict[str, inspect.Field]:
     info = _info(struct)
     assert isinstance(info, inspect.StructType)
-    return {field.encode_name: field.type for field in info.fields}
+    return {field.encode_name: field for field in info.fields}
 
 
-def _validation_error(text: str) -> ApiError:
-    """Return the error for a message of msgspec, with the field and its requirement."""
+def _validation_error(text: str, name: str) -> ApiError:
+    """Return the error for a message of msgspec: the field and its requirement.
+
+    Args:
+        text: The message.
+        name: Name of the whole value.
+    """
     place = _PLACE.search(text)
     path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
     reason = text[: place.start()] if place else text
     if absent := _MISSING.match(reason):
         return missing(f"{path}.{absent['name']}" if path else absent["name"])
-    return ApiError("invalid_request", f"{path or 'the body'} {_requirement(reason)}", field=path or None)
+    return ApiError("invalid_request", f"{path or name} {_requirement(reason)}", field=path or None)
 
 
 def _requirement(reason: str) -> str:
@@ -167,6 +180,8 @@ def _requirement(reason: str) -> str:
     if match := re.match(
         r"Expected `(?P<kind>\w+)`(?P<size> of length)? (?P<sign>[<>]=?) (?P<limit>\S+)", reason
     ):
+        if match["size"] and (match["sign"], match["limit"]) == (">=", "1"):
+            return "must not be empty"
         limit = f"{_SIGNS[match['sign']]} {match['limit']}"
         unit = " characters" if match["kind"] == "str" else " items"
         return f"must have {limit}{unit}" if match["size"] else f"must be {limit}"

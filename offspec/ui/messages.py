@@ -36,7 +36,7 @@ _INSTALLERS = {
     "uv-receipt.toml": "uv pip {} --python {prefix}",
 }
 _PARAMETERS = (*SamplingParams.__dataclass_fields__, *settings_of(EngineConfig))
-_PARAMETER = re.compile(rf"^({'|'.join(_PARAMETERS)})(?= must be )")
+_PARAMETER = re.compile(rf"(?:^|(?<=between 0 and ))({'|'.join(_PARAMETERS)})(?= must be | \()")
 
 
 def user_message(about: BaseException | Notice) -> str:
@@ -55,7 +55,7 @@ def with_options(text: str) -> str:
 
 
 def option_first(text: str) -> str:
-    """Replace a parameter at the beginning of a text by its option."""
+    """Replace a parameter at the beginning of a text, and one that limits it, by their options."""
     return _PARAMETER.sub(lambda found: "--" + _OPTIONS.get(found[1], found[1].replace("_", "-")), text)
 
 

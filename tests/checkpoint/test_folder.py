@@ -98,6 +98,20 @@ def test_the_fingerprint_follows_what_matters(folder: Path) -> None:
         _ = found.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (b"", "the file is empty"),
+        (b'{\n "a": }', "line 2, column 7"),
+        (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_configuration_that_is_not_json(folder: Path, text: bytes, fault: str) -> None:
+    (folder / "config.json").write_bytes(text)
+    refused(folder, HeaderError, rf"config\.json is not valid JSON \({fault}\); download it again$")
+
+
 def test_missing_and_truncated_files_are_named(folder: Path) -> None:
     (folder / FIRST).write_bytes((folder / FIRST).read_bytes()[:-1])
     refused(folder, TruncatedError, r"model-1\.safetensors is cut short")

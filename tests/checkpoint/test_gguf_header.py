@@ -204,6 +204,11 @@ def test_every_truncation_is_detected(path: Path) -> None:
         read(path, whole[: end - 1])
 
 
+def test_an_empty_file_is_called_empty(path: Path) -> None:
+    with pytest.raises(TruncatedError, match=r"cut short: the file is empty; download it again$"):
+        read(path, b"")
+
+
 def test_a_vocabulary_parses_in_one_go(path: Path) -> None:
     tokens = [f"token{number}" for number in range(49_152)]
     value = struct.pack("<IQ", STRING, len(tokens)) + b"".join(map(text, tokens))

@@ -151,7 +151,7 @@ def test_repositories_that_hold_no_model(hub: FakeHub, visit: Visitor) -> None:
         ({"README.md": b""}, "no safetensors weights"),
         ({"model.safetensors": b""}, "no config.json"),
         ({"model.safetensors.index.json": INDEX, **config}, "lacks model-00001-of-00002"),
-        ({"model.safetensors.index.json": b"[", **config}, "not JSON"),
+        ({"model.safetensors.index.json": b"[", **config}, "not valid JSON"),
         ({**MODEL, "config.json": hqq}, "by hqq"),
     ]
     for number, (files, _) in enumerate(cases):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offspec.checkpoint import hub, open_checkpoint
 from offspec.checkpoint.hub_name import HubName
-from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
+from offspec.checkpoint.open import DEMO_PACKAGE, check_draft, embedded_model
 from offspec.core.errors import CheckpointError, HeaderError, ModelNotFoundError, OffspecError
 
 
@@ -45,6 +45,26 @@ def test_unknown_names(model: str, why: str) -> None:
     assert "\n" not in message
     assert len(message) < 700
     message.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("suffixx", "suffix"), ("Look-up", "lookup"), ("early_exit", "early-exit")]
+)
+def test_a_misspelled_draft_source_names_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(
+        ModelNotFoundError, match=rf"^unknown draft {name}; did you mean {near}\? To use a draft"
+    ):
+        check_draft(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("./suffixx", "check the path"), ("gpt2", "its organization"), ("self:1b", "Ollama")]
+)
+def test_a_name_unlike_every_draft_source_is_that_of_a_model(name: str, why: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=why):
+        check_draft(name)
+    for valid in ("suffix", "none", "demo", "org/suffixx"):
+        check_draft(valid)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,8 @@ def test_a_cut_file_names_both_sizes(path: Path) -> None:
     whole = path.read_bytes()
     for size in (len(whole) - 1, len(whole) - 24, 40, 10, 9, 8, 1, 0):
         path.write_bytes(whole[:size])
-        with pytest.raises(TruncatedError, match=rf"has {size:,}; download it again"):
+        found = f"has {size:,}" if size else "the file is empty"
+        with pytest.raises(TruncatedError, match=rf"{found}; download it again"):
             read_header(path)
     path.write_bytes(whole[:-1])
     with pytest.raises(TruncatedError, match=f"at least {len(whole):,} bytes"):
@@ -152,6 +153,12 @@ def test_a_cut_file_names_both_sizes(path: Path) -> None:
 def test_invalid_lengths(path: Path, length: int, error: type[CheckpointError], why: str) -> None:
     with pytest.raises(error, match=why):
         read_header(file_of(path, {}, length=length))
+
+
+def test_an_empty_file_is_called_empty(path: Path) -> None:
+    path.write_bytes(b"")
+    with pytest.raises(TruncatedError, match=r"cut short: the file is empty; download it again$"):
+        read_header(path)
 
 
 def test_a_git_lfs_pointer_is_explained(path: Path) -> None:

@@ -31,6 +31,16 @@ def test_a_number_without_its_unit_is_answered_with_one(number: str, meant: str)
     assert EngineConfig.of("m", {"vram": 12}).vram == 12
 
 
+def test_an_error_of_a_size_speaks_of_no_memory() -> None:
+    for size, error in (
+        ("1", "a size of 1 means 1 byte; add a unit: 1GB"),
+        ("much", "cannot read 'much' as a size; write it like 1.5GB or 800MiB"),
+        (-1, "a size must be 0 or above, not -1"),
+    ):
+        with pytest.raises(RequestError, match=rf"^{error}$"):
+            parse_bytes(size, least=0)
+
+
 def test_the_cache_of_conversations_may_have_no_size() -> None:
     for size, read in (("0GB", 0), (0, 0), ("1.5GB", 15 * 10**8), (7, 7)):
         assert EngineConfig.of("m", {"cache_size": size}).cache_size == read

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from offspec.core import memory
+from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice, ignore_event
 from offspec.distill import distill_head
@@ -169,6 +170,23 @@ def test_a_full_disk_is_one_line(
 def test_a_promise_of_too_little_memory(model: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(CapacityError):
         distil(wanted(model, tmp_path / "out"), prompts, memory=1_000_000)
+
+
+def test_the_memory_of_training_counts_in_the_error_of_a_target_that_does_not_fit(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = memory.resident_bytes() + 2**29
+
+    def too_small(settings: EngineConfig, notify: object) -> None:
+        assert settings.memory is not None
+        raise CapacityError("give more `context`", needed=settings.memory + 5, given=settings.memory)
+
+    monkeypatch.setattr(distill_head, "open_and_load", too_small)
+    with pytest.raises(
+        CapacityError, match=r"^training the head needs .* are allowed: raise `memory`$"
+    ) as caught:
+        distil(wanted(model, tmp_path / "out"), prompts, memory=given)
+    assert caught.value.given == given == caught.value.needed - 5
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])

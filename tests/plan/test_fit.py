@@ -173,16 +173,31 @@ def test_a_layer_of_the_draft_is_gone_before_anything_is_computed(
 
 def test_the_error_of_a_misfit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none")
-    listed = r"is \d.* \(Python and libraries .*, head and norms .*, two layers .*\); give more `memory`"
+    listed = r"\(Python and libraries .*, head and norms .*, two layers .*\)"
     with pytest.raises(
-        CapacityError, match=rf"^1 B of memory is too little: .*{listed} or ask for less `context`$"
+        CapacityError, match=rf"^1 B of memory is too little: .* is \d.*; give more `memory` {listed}$"
     ):
         find_fit(replace(found, memory=1), found.config)
     with pytest.raises(
-        CapacityError, match=r"^1 B of device memory is too little: .*; give more `vram` or"
+        CapacityError, match=r"^1 B of device memory is too little: .*; give more `vram` \(.*\)$"
     ) as caught:
         find_fit(replace(found, vram=1), found.config)
     assert caught.value.given == 1 < caught.value.needed
+
+
+def test_a_shorter_context_is_advised_only_if_it_would_fit(
+    opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offspec.plan.fit._CONTEXTS", (128,))
+    found = opened(draft="none", context=128)
+    longer = replace(found.config, context=found.target.skeleton.context_length)
+    least = min_memory(found, found.config)[0]
+    assert min_memory(found, longer)[0] > least
+    with pytest.raises(CapacityError, match=r"; give more `memory` or use a shorter `context` \(Python"):
+        find_fit(replace(found, memory=least), longer)
+    for config in (longer, replace(found.config, context=None)):
+        with pytest.raises(CapacityError, match=r"; give more `memory` \(Python"):
+            find_fit(replace(found, memory=least // 2), config)
 
 
 def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from offspec.core.errors import ClosedError, DiskFullError, RequestError, Stream
 from offspec.core.events import Event, LoadProgress
 from offspec.server import reply
 from offspec.server.batch import results
-from offspec.server.batch.lines import Line, read_lines
+from offspec.server.batch.lines import Line, read_line, read_lines
 from offspec.server.batch.offline_run import BatchRun
 from offspec.server.batch.results import ResultFile
 from offspec.server.service import Service
@@ -71,6 +71,20 @@ def said(out: Path) -> dict[str, Any]:
     found = {line.get("custom_id") or line["id"]: line for line in lines}
     assert len(found) == len(lines), "an id came twice"
     return found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "the line is not valid JSON at byte 4"),
+        ("[1]", "the line must be an object, not a list"),
+        (json.dumps({**WRAPPED, "body": [1]}), "body must be an object, not a list"),
+        (json.dumps({**WRAPPED, "body": {"messages": []}}), "messages must not be empty"),
+    ],
+)
+def test_an_error_speaks_of_the_line_or_of_its_field(text: str, message: str) -> None:
+    fault = read_line(7, text.encode()).fault
+    assert fault is not None and fault.message == message
 
 
 def test_both_formats(tmp_path: Path) -> None:

@@ -37,6 +37,21 @@ def test_a_value_of_another_type(body: Any, given: dict[str, Any], field: str, m
     assert (caught.value.message, caught.value.field) == (f"{field} {message}", field)
 
 
+@pytest.mark.parametrize(
+    ("body", "given", "field"),
+    [
+        (CHAT, {"messages": []}, "messages"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (openai_responses.Body, {"input": []}, "input"),
+        (anthropic.Body, {"max_tokens": 5, "messages": []}, "messages"),
+    ],
+)
+def test_a_required_list_that_is_empty(body: Any, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        convert({**ASKED, **given}, body, ignored=[])
+    assert (caught.value.message, caught.value.field) == (f"{field} must not be empty", field)
+
+
 def test_a_missing_field_and_another_body() -> None:
     with pytest.raises(ApiError, match=r"^messages is missing$"):
         convert({"model": "m"}, CHAT, ignored=[])

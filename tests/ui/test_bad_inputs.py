@@ -250,7 +250,7 @@ PARTS: dict[str, tuple[Damage, str, int]] = {
     "a tokenizer that is a list": (put("tokenizer.json", "[]"), "cannot be read", 1),
     "a tokenizer configuration of garbage": (
         put("tokenizer_config.json", "{"),
-        "tokenizer_config.json is not JSON",
+        "tokenizer_config.json is not valid JSON",
         1,
     ),
     "a template that is no program": (put("chat_template.jinja", "{% for %}"), "chat template refuses", 2),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import offspec
-from offspec import Notice, RequestError
-from offspec.ui.messages import user_message
+from offspec import Notice, RequestError, SamplingParams
+from offspec.ui.messages import option_first, user_message
 
 ROOT = Path(offspec.__file__).parent
 
@@ -26,6 +26,13 @@ ROOT = Path(offspec.__file__).parent
 )
 def test_settings_are_shown_as_options(text: str, shown: str) -> None:
     assert user_message(RequestError(text)) == user_message(Notice(text)) == shown
+
+
+def test_parameters_of_an_error_are_shown_as_options() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(min_tokens=999, max_tokens=256)
+    assert str(caught.value) == "min_tokens must be between 0 and max_tokens (256), not 999"
+    assert option_first(str(caught.value)) == "--min-tokens must be between 0 and --max-tokens (256), not 999"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ A plain line has `messages` or a `prompt` (one user message), and any fields of 
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.files import as_read_error
 from offspec.server import openai_chat, openai_completions, openai_responses
@@ -24,12 +26,19 @@ from offspec.server.endpoint import Endpoint
 from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 ENDPOINTS: dict[str, Endpoint[Any]] = {
     CHAT: Endpoint(openai_chat.Body, openai_chat.create),
-    "/v1/completions": Endpoint(openai_completions.Body, openai_completions.create),
+    COMPLETIONS: Endpoint(openai_completions.Body, openai_completions.create),
     RESPONSES: Endpoint(openai_responses.Body, openai_responses.create),
 }
+_TO_REQUESTS: dict[str, Callable[[Any, SamplingParams], object]] = {
+    CHAT: partial(openai_chat.to_request, ignore=lambda part: None),
+    COMPLETIONS: openai_completions.to_requests,
+    RESPONSES: partial(openai_responses.to_request, ignore=lambda part: None),
+}
+_LINE = "the line"  # in errors, which are reported with the number of the line
 _LONGEST = 32 * 2**20  # maximum bytes of a line
 
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -111,12 +120,13 @@ def read_line(number: int, text: bytes) -> Line:
     try:
         if len(text) > _LONGEST:
             raise ApiError("too_large", f"the line is longer than {_LONGEST} bytes")
-        fields = convert(parse(text), dict[str, Any])
+        fields = convert(parse(text, name=_LINE), dict[str, Any], name=_LINE)
         plain = "body" not in fields and "url" not in fields
         name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
         url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
         # A plain line is written for offspec, so an unknown field is an error.
-        converted = convert(body, ENDPOINTS[url].body, ignored=None if plain else [])
+        ignored = None if plain else list[str]()
+        converted = convert(body, ENDPOINTS[url].body, ignored=ignored, name=_LINE if plain else "body")
         if converted.stream:
             raise invalid("stream", "batches do not stream answers; omit it")
         return Line(number, name, url, body, plain)
@@ -124,8 +134,25 @@ def read_line(number: int, text: bytes) -> Line:
         return Line(number, name, url, body, plain, error)
 
 
+def check_line(line: Line, defaults: SamplingParams) -> Line:
+    """Return a line with the error that a run would report, if it can be found without the model.
+
+    Args:
+        line: A parsed line.
+        defaults: Sampling parameters of lines that set none.
+    """
+    if line.fault is not None:
+        return line
+    body: Any = convert(line.body, ENDPOINTS[line.url].body, ignored=[])
+    try:
+        _TO_REQUESTS[line.url](body, defaults)
+    except ApiError as error:
+        return replace(line, fault=error)
+    return line
+
+
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    wrapped = convert(fields, _Wrapped, ignored=[])
+    wrapped = convert(fields, _Wrapped, ignored=[], name=_LINE)
     if wrapped.url not in ENDPOINTS:
         raise invalid("url", f"it must be {' or '.join(ENDPOINTS)}, not {wrapped.url[:100]!r}")
     return wrapped.url, wrapped.body

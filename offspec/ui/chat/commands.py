@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from offspec.core.errors import RequestError
+from offspec.ui.chat.settings import parameter_name
 
-_NAMED = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
+_NAMED = re.compile(r"/([A-Za-z][A-Za-z0-9_-]*)(?:\s+|$)")
 _BEGUN = re.compile(r"/+([A-Za-z]+)(?:\s|$)")
 _ALIASES = {"exit": "quit", "new": "clear"}  # names that other programs use
 
@@ -202,7 +203,10 @@ COMMANDS: dict[str, Command] = {command.name: command for command in _LIST}
 
 
 def is_command(line: str) -> bool:
-    """Return whether a line begins with a slash and a word of letters only; `/usr/bin` is a question."""
+    """Return whether a line begins with a slash and the name of a command, known or unknown.
+
+    Names begin with a letter and have letters, digits, `-` and `_`, so `/usr/bin` and `/2` are questions.
+    """
     return _NAMED.match(line) is not None
 
 
@@ -211,20 +215,30 @@ def parse(line: str) -> tuple[Command, str]:
     match = _NAMED.match(line)
     if match is None:
         raise RequestError("not a command; a command is a slash and a name, such as /help")
-    return find(match[1]), line[match.end() :].strip()
+    argument = line[match.end() :].strip()
+    return find(match[1], argument), argument
 
 
-def find(name: str) -> Command:
-    """Return the command of a name, with or without slash. Raises RequestError with the nearest name."""
+def find(name: str, argument: str = "") -> Command:
+    """Return the command of a name, with or without slash. Raises RequestError with the nearest command."""
     name = name.removeprefix("/").lower()
     name = _ALIASES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
-    near = get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
-    meant = f"did you mean /{near[0]}?" if near else "see /help."
+    near = _nearest(name, argument)
+    meant = f"did you mean {near}?" if near else "see /help."
     raise RequestError(
         f"unknown command /{name}; {meant} To send it to the model, start the line with a space"
     )
+
+
+def _nearest(name: str, argument: str) -> str | None:
+    """Return the command that an unknown one probably means; for a parameter, the line that sets it."""
+    parameter = parameter_name(name)
+    if parameter is not None:
+        return f"/set {parameter} {argument}".rstrip() if len(argument.split()) < 2 else f"/set {parameter}"
+    near = get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
+    return f"/{near[0]}" if near else None
 
 
 def unescaped(text: str) -> str:

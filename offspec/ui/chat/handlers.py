@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offspec.chat.conversation import clean_title
-from offspec.checkpoint.hub_name import hub_name
-from offspec.checkpoint.open import DEMO, DEMO_WIDE, local_path
+from offspec.checkpoint.open import check_draft, nearest_source
 from offspec.core.config import AUTO, NONE, SOURCES, SamplingParams, read_drafts
-from offspec.core.errors import DiskFullError, RequestError, SessionError
+from offspec.core.errors import DiskFullError, ModelNotFoundError, RequestError, SessionError
 from offspec.ui.chat import branch_commands, settings
 from offspec.ui.chat.command_results import (
     CommandResult,
@@ -95,18 +94,20 @@ def _draft(chat: ChatController, argument: str) -> CommandResult:
             f"The draft is {chat.engine.draft} {'already' if already else 'from the next answer on'}."
         )
     for name in names:
-        _check_model(name)
+        _check_draft(name)
     chat.check_reload()
     return Reload(replace(chat.config, draft=argument, draft_bits=None))  # bits belong to the old draft
 
 
-def _check_model(name: str) -> None:
+def _check_draft(name: str) -> None:
     """Raise RequestError for a draft that clearly does not exist, before the loaded model is closed."""
-    if name in (*SOURCES, DEMO, DEMO_WIDE) or local_path(name)[1] or hub_name(name):
-        return
-    raise RequestError(
-        f"unknown draft {name!r}: give a folder, a file, a Hugging Face id, or {', '.join(SOURCES)}"
-    )
+    try:
+        check_draft(name)
+    except ModelNotFoundError:
+        near = nearest_source(name)
+        valid = f"give a folder, a file, a Hugging Face id, or {', '.join(SOURCES)}"
+        meant = f"did you mean {near}?" if near else valid
+        raise RequestError(f"unknown draft {name!r}: {meant}") from None
 
 
 def _plan(chat: ChatController, argument: str) -> CommandResult:

@@ -103,15 +103,18 @@ def choices_of(name: str) -> list[tuple[str, str]]:
     return words
 
 
-def resolve_name(name: str) -> str:
-    """Normalize the name of a parameter. Raises RequestError with the nearest name.
-
-    Hyphens and capitals are accepted.
-    """
+def parameter_name(name: str) -> str | None:
+    """Return the name of a parameter that may be written with hyphens and capitals; None if unknown."""
     wanted = name.lower().replace("-", "_")
-    if wanted in MEANINGS:
-        return wanted
-    near = get_close_matches(wanted, MEANINGS, n=1, cutoff=0.5)
+    return wanted if wanted in MEANINGS else None
+
+
+def resolve_name(name: str) -> str:
+    """Normalize the name of a parameter like `parameter_name`. Raises RequestError with the nearest name."""
+    known = parameter_name(name)
+    if known is not None:
+        return known
+    near = get_close_matches(name.lower().replace("-", "_"), MEANINGS, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}?" if near else f"valid names are {', '.join(MEANINGS)}"
     raise RequestError(f"unknown parameter {name!r}; {meant}")
 

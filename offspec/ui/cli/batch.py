@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offspec.core.config import AUTO
+from offspec.core.config import AUTO, SamplingParams
 from offspec.core.errors import OffspecError, RequestError
 from offspec.ui import interrupt
 from offspec.ui.cli import checks, completion
@@ -82,11 +82,17 @@ def batch(
         quiet: Suppress progress and notices on stderr.
     """
     check_installed()
-    from offspec.server.batch.lines import read_lines
+    from offspec.server.batch.lines import check_line, read_lines
 
     if Path(model).suffix in (".jsonl", ".parquet"):
         raise RequestError(f"{model} is not a model; the model is the last argument: {_USAGE}")
+    if ray_actors is not None and ray is None:
+        raise RequestError("--ray-actors has no effect without a cluster: add --ray, or omit --ray-actors")
+    sampling = options.overrides()
     lines = list(read_lines(requests))
+    if validate:
+        defaults = sampling.apply_to(SamplingParams())
+        lines = [check_line(line, defaults) for line in lines]
     wrong = [line for line in lines if line.fault is not None]
     if validate or len(wrong) == len(lines):
         _report_lines(wrong, len(wrong) if validate else _MOST_REPORTED)
@@ -98,7 +104,6 @@ def batch(
     if results.resolve() == requests.resolve():
         raise RequestError(f"{results} is the file of requests: name another file for the results")
     config = options.config(model=model, sequences=AUTO)
-    sampling = options.overrides()
     if ray is None:
         checks.check_files(config, options.plan)
 

@@ -79,8 +79,7 @@ def chat(
 def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
     """Return the names of sampling parameters set on the command line, which a resumed conversation uses."""
     greedy = {"temperature"} if options.greedy else set[str]()
-    sources = {name: ctx.get_parameter_source(name) for name in SamplingParams.__dataclass_fields__}
-    typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    typed = {name for name in SamplingParams.__dataclass_fields__ if opt.is_typed(ctx, name)}
     return frozenset(typed | greedy)
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from offspec.checkpoint.open import check_model, check_name, config_only
-from offspec.core.config import SOURCES, EngineConfig
+from offspec.checkpoint.open import check_draft, check_model, config_only
+from offspec.core.config import EngineConfig
 
 
 def check_files(config: EngineConfig, plan: Path | None = None, *, weights: bool = True) -> None:
@@ -14,8 +14,7 @@ def check_files(config: EngineConfig, plan: Path | None = None, *, weights: bool
     if weights or config_only(config.model) is None:
         check_model(config.model)
     for name in config.drafts:
-        if name not in SOURCES:
-            check_name(name)
+        check_draft(name)
     if config.corpus:
         from offspec.engine.corpus import read_corpus
 

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from offspec.core.errors import RequestError
-from offspec.ui.cli.short_help import without_types
+from offspec.ui.cli.short_help import without_help_all, without_types
 from offspec.ui.cli.value_errors import reworded
 
 # Remedy by the command that was typed; {words} stands for the words after it.
@@ -41,6 +41,10 @@ class AliasedGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Options of the group itself."""
         return without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the words after the group; those after the name of a command are the command's."""
+        return super().parse_args(ctx, [*without_help_all(args[:1]), *args[1:]])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Usage errors about a value say in plain words what it must be."""

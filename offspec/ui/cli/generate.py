@@ -37,6 +37,7 @@ Two draft sources: a trained head, and suffix lookup, which suits edits of a giv
 
 @opt.takes_options
 def generate(
+    ctx: typer.Context,
     options: opt.Options,
     prompt: Annotated[str | None, typer.Argument()] = None,
     no_speculation: bool = False,
@@ -82,6 +83,8 @@ def generate(
             compressed if the name ends in .gz.
         quiet: Suppress progress, notices and statistics on stderr.
     """
+    if no_speculation and opt.is_typed(ctx, "draft") and options.values["draft"] != NONE:
+        raise RequestError("--no-speculation uses no draft: omit --draft or --no-speculation")
     if no_speculation:  # an unused draft need not be loaded
         options = replace(options, values=options.values | {"draft": NONE})
     config = options.config()
@@ -140,7 +143,11 @@ def _format(json_schema: Path | None, regex: str | None, open_schemas: bool) -> 
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"cannot read --json-schema {json_schema}: {reason}") from None
-    return format if open_schemas else format.closed
+    from offspec.sampling.grammar import check_format
+
+    format = format if open_schemas else format.closed
+    check_format(format)  # before minutes of loading
+    return format
 
 
 def _prompt_text(prompt: str | None) -> str:

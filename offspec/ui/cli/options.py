@@ -70,6 +70,12 @@ class Options:
         return {name: self.values[name] for name in settings_of(kind) if name in self.values}
 
 
+def is_typed(ctx: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line, not by the user's defaults."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def checked_device(value: str) -> str:
     """Return `value` if it is the syntax of one device or several GPUs. Raises typer.BadParameter."""
     if not re.fullmatch(r"auto|cpu|all|cuda(:\d+)?(,cuda:\d+)*", value):

@@ -143,13 +143,9 @@ class Renderer:
 
 def statistics(result: Result) -> list[str]:
     """Format the statistics of an answer as lines of text."""
-    rate = result.bytes_streamed / result.seconds if result.seconds > 0 else 0.0
     device = f", GPU {format_bytes(result.peak_device_bytes)}" if result.peak_device_bytes else ""
     on_cpu = f", {_count(result.cpu_layers, 'layer')} on the CPU" if result.cpu_layers else ""
     on_cpu = ", experts on the CPU" if result.cpu_experts else on_cpu
-    # Without a GPU, all streamed bytes are read from disk.
-    from_disk = result.bytes_read not in (0, result.bytes_streamed)
-    disk = f", {result.bytes_read / 1e9:.2f} GB read from disk" if from_disk else ""
     sampling = f"{describe_values(result.sampling)}, " if result.sampling else ""
     kept = ", int8 KV cache" if result.kv_cache == "int8" else ""
     return [
@@ -157,14 +153,24 @@ def statistics(result: Result) -> list[str]:
         f"{result.tok_per_s:.2f} tok/s, "
         f"first token after {format_seconds(result.ttft_s, 2)}; {_ENDINGS[result.finish_reason]}",
         f"{result.tokens_per_pass:.2f} tokens per pass, {_count(result.passes, 'pass')}; "
-        f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s{disk}; "
-        f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
+        f"{_streamed(result)}peak memory {format_bytes(result.peak_memory_bytes)}{device}",
         f"draft {result.draft}, budget {result.budget}, {sampling}seed {result.seed}{kept}; "
         f"{format_seconds(result.draft_seconds, 2)} drafting, "
         f"{format_seconds(result.target_seconds, 2)} in the target{on_cpu}",
         *_paused(result),
         *_accepted_by_source(result),
     ]
+
+
+def _streamed(result: Result) -> str:
+    """Return a clause about the streamed weights, or "" if all weights stay in memory."""
+    # Without a GPU, all streamed bytes are read from disk.
+    read = f"{result.bytes_read / 1e9:.2f} GB read from disk"
+    if not result.bytes_streamed:
+        return f"{read}; " if result.bytes_read else ""
+    rate = result.bytes_streamed / result.seconds if result.seconds > 0 else 0.0
+    disk = f", {read}" if result.bytes_read not in (0, result.bytes_streamed) else ""
+    return f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s{disk}; "
 
 
 def _paused(result: Result) -> list[str]:

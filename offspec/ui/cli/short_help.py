@@ -38,6 +38,11 @@ def show_all(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
+def without_help_all(words: list[str]) -> list[str]:
+    """Replace `--help-all` by `--help`, for a command or a group whose help has all options already."""
+    return ["--help" if word == "--help-all" else word for word in words]
+
+
 def without_types(params: list[Any]) -> list[Any]:
     """The parameters, with Typer's own flags shown without `<bool>`."""
     for param in params:
@@ -58,6 +63,11 @@ class ShortHelpCommand(TyperCommand):
                 param.help = f"Show all options ({len(hidden)} more) and exit."
                 param.hidden = not hidden
         return [each for each in params if each not in hidden] if ctx.meta.get(_IS_SHORT) else params
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the words after the command, which may be `--help-all` even if it is not declared."""
+        declared = any(param.name == "help_all" for param in self.params)
+        return super().parse_args(ctx, args if declared else without_help_all(args))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the short help, or the whole after `--help-all`."""

@@ -100,16 +100,18 @@ def listing(
 def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRenderable:
     """Lay out names, figures and reasons in three columns, or with reasons below if there is no room.
 
+    The column of names is at least `LABEL` wide, and as wide as the longest name.
     A figure without a reason may be a long name; its further lines are indented.
     """
     figures = max((len(figure) for _, figure, why in rows if why), default=0)
-    left = len(_GAP) + LABEL + len(_GAP) + figures + len(_GAP)
+    label_width = max([LABEL, *(len(name) for name, _, _ in rows)])
+    left = len(_GAP) + label_width + len(_GAP) + figures + len(_GAP)
     below = layout.narrow or layout.width - left < _LEAST_WHY
     left = 2 * len(_GAP) if below else left
     lines = []
     for what, figure, why in rows:
         reasons = [plain(line, "dim") for line in wrapped(why, layout.width - left)]
-        label = Text.assemble(_GAP, plain(what if below else f"{what:<{LABEL}}"), _GAP)
+        label = Text.assemble(_GAP, plain(what if below else f"{what:<{label_width}}"), _GAP)
         if not why:
             hanging = "\n" + " " * len(label)
             figure = hanging.join(wrapped(figure, layout.width - len(label)))

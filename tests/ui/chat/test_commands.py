@@ -77,3 +77,20 @@ def test_an_unknown_command_names_the_nearest() -> None:
         find("xyzzy")
     with pytest.raises(RequestError, match="a slash and a name"):
         parse("hello")
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("/top-p 5", "/set top_p 5"),
+        ("/top_p 5", "/set top_p 5"),
+        ("/Temperature", "/set temperature"),
+        ("/stop The end", "/set stop"),
+        ("/re-try", "/retry"),
+        ("/undo2", "/undo"),
+    ],
+)
+def test_an_unknown_name_with_other_signs_is_refused_and_never_sent(line: str, near: str) -> None:
+    assert is_command(line)
+    with pytest.raises(RequestError, match=rf"unknown command /\S+; did you mean {near}\? To send it"):
+        parse(line)

@@ -24,6 +24,8 @@ def test_draft(chat: ChatController, tmp_path: Path) -> None:
     for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf", "suffix,modle"):
         with pytest.raises(RequestError, match="unknown draft"):
             run_command(chat, f"/draft {wrong}")
+    with pytest.raises(RequestError, match=r"^unknown draft 'suffixx': did you mean suffix\?$"):
+        run_command(chat, "/draft suffixx")
     for wrong, words in (("suffix,suffix", "twice"), (",", "has an empty name")):
         with pytest.raises(RequestError, match=words):
             run_command(chat, f"/draft {wrong}")

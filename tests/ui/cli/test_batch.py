@@ -62,9 +62,41 @@ def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: 
     assert result.exit_code == 2
     first, second, last = result.stderr.splitlines()
     assert first.startswith("line 1: messages[0].content must be ") and second.startswith(
-        "line 2: the body is not"
+        "line 2: the line is not valid JSON"
     )
     assert last == f"error: 2 of 3 lines of {requests} are invalid; correct or remove them"
+
+
+def test_validate_refuses_what_a_run_refuses(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    message = {"role": "user", "content": "Why?"}
+    bodies = [
+        ("/v1/chat/completions", {"messages": [message], "temperature": -1}),
+        ("/v1/chat/completions", {"messages": [{"role": "poet", "content": "Why?"}]}),
+        ("/v1/chat/completions", {"messages": [message], "response_format": {"type": "json_schema"}}),
+        ("/v1/completions", {"prompt": "Why?", "top_p": 5}),
+        ("/v1/completions", {"prompt": ["Why?", 3]}),
+        ("/v1/responses", {"input": "Why?", "temperature": -1}),
+        ("/v1/responses", {"input": [message], "background": True}),
+    ]
+    lines = [
+        json.dumps({"custom_id": str(at), "method": "POST", "url": url, "body": body})
+        for at, (url, body) in enumerate(bodies)
+    ]
+    good = json.dumps({"prompt": "Why?", "temperature": 0.5})
+    requests.write_text("\n".join([*lines, good]))
+    validated = offspec("batch", str(requests), "--validate")
+    assert (validated.exit_code, load.asked) == (2, [])
+    *faults, last = validated.stderr.splitlines()
+    assert last == f"error: 7 of 8 lines of {requests} are invalid; correct or remove them"
+    out = requests.with_name("out.jsonl")
+    assert offspec("batch", str(requests), str(out), "demo", "--quiet").exit_code == 0
+    kept = [json.loads(line) for line in out.read_text().splitlines()]
+    errors = {
+        int(line["custom_id"]): line["response"]["body"]["error"]["message"]
+        for line in kept
+        if "custom_id" in line
+    }
+    assert faults == [f"line {at + 1}: {errors[at]}" for at in range(len(bodies))]
 
 
 def test_a_file_without_a_good_line_loads_nothing(
@@ -87,7 +119,7 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     out = requests.with_name("out.jsonl")
     requests.write_text('{"prompt": "Why?"}\nnonsense\n')
     result = offspec("batch", str(requests), str(out), "demo")
-    assert result.exit_code == 0 and result.stderr.startswith("line 2: the body is not")
+    assert result.exit_code == 0 and result.stderr.startswith("line 2: the line is not valid JSON")
     assert f"2 results are in {out}, 1 of them errors; " in result.stderr
     with requests.open("a") as file:
         file.write("more nonsense\n")
@@ -139,6 +171,7 @@ def test_errors_of_earlier_runs_count(offspec: Program, load: ScriptedLoad, requ
         ("IN", "name a file for the results and a model"),
         ("IN IN demo", "is the file of requests"),
         ("IN /nowhere/out demo", "cannot write to /nowhere/out"),
+        ("IN OUT demo --ray-actors 2", "add --ray, or omit --ray-actors"),
         ("IN OUT demo --top-p 3", "--top-p must be"),
     ],
 )

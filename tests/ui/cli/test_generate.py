@@ -55,6 +55,12 @@ def test_statistics_tell_what_was_copied_and_what_was_read(read: int, told: str)
     assert told in statistics(_result(4 * 10**9, bytes_read=read * 10**9))[1]
 
 
+def test_statistics_of_a_model_in_memory_name_no_streamed_weights() -> None:
+    assert statistics(_result())[1] == "4.67 tokens per pass, 3 passes; peak memory 1.00 GB"
+    read = statistics(_result(bytes_read=10**9))[1]
+    assert read == "4.67 tokens per pass, 3 passes; 1.00 GB read from disk; peak memory 1.00 GB"
+
+
 def test_who_guessed_is_told_where_there_were_several() -> None:
     result = _result(guessed_by=(("self", 9), ("path/to/medusa", 2)))
     assert statistics(result)[-1] == "draft tokens: self 9, medusa 2; bonus tokens: 3"
@@ -230,15 +236,44 @@ def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
         assert result.exit_code == 2 and error in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [
+        ('{"type": "number"', "a JSON schema must be JSON"),
+        ("[]", "a JSON schema must be a JSON object"),
+        ('{"type": "text"}', "the json schema cannot be enforced: Invalid type"),
+        ('{"not": {}}', "the json schema cannot be enforced: Unimplemented keys"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_loads_nothing(
+    offspec: Call, load: ScriptedLoad, tmp_path: Path, schema: str, error: str
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(schema, "utf-8")
+    result = offspec("generate", "demo", "Why?", "--json-schema", str(file))
+    assert (result.exit_code, load.asked) == (2, []) and result.stderr.startswith(f"error: {error}")
+
+
 def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--budget", "auto", "--width", "auto").exit_code == 0
     assert load.asked == [(EngineConfig("demo"), None)]
 
 
-def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoad) -> None:
-    assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
+def test_without_speculation_no_draft_is_loaded(
+    offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OFFSPEC_CONFIG", str(tmp_path))
+    (tmp_path / "config.toml").write_text('draft = "small"')
+    assert offspec("generate", "demo", "Why?", "--no-speculation").exit_code == 0
     assert load.asked == [(EngineConfig("demo", draft="none"), None)]
     assert load.engine.requests[0].speculate is False
+
+
+def test_a_draft_on_the_command_line_contradicts_no_speculation(offspec: Call, load: ScriptedLoad) -> None:
+    result = offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation")
+    assert (result.exit_code, load.asked) == (2, [])
+    assert result.stderr == "error: --no-speculation uses no draft: omit --draft or --no-speculation\n"
+    assert offspec("generate", "demo", "Why?", "--draft", "none", "--no-speculation").exit_code == 0
 
 
 @pytest.mark.parametrize("args", [(), ("-",)])

@@ -182,6 +182,14 @@ def test_one_of_a_thing(plan: Call, planning: Planning) -> None:
     assert not re.search(r"\b1 (nodes|levels|layers|slots)\b", page)
 
 
+def test_columns_of_the_list_stay_apart_in_a_pipe() -> None:
+    lines = CliRunner().invoke(app, ["plan", "list"], env={"COLUMNS": "80"}).stdout.splitlines()
+    models = [line for line in lines if "minimum RAM" in line]
+    assert len(models) > 20
+    assert all(re.fullmatch(r"  \S+ {2,}\d[\d.]* GB {2,}minimum RAM \d.*", line) for line in models)
+    assert len({line.index("minimum RAM") for line in models}) == 1
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_well_known_models_are_listed_with_what_they_take(
     planning: Planning, monkeypatch: pytest.MonkeyPatch, columns: int

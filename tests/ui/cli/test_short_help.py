@@ -36,6 +36,13 @@ def test_a_command_with_few_options_shows_them_all() -> None:
     assert shown("pack", "--help-all") == shown("pack", "--help")
 
 
+@pytest.mark.parametrize(
+    "words", ["", "config", "config set", "config list", "models", "models pull", "hardware", "plan list"]
+)
+def test_every_command_has_a_whole_help(words: str) -> None:
+    assert {"--help"} <= shown(*words.split(), "--help-all")
+
+
 def test_no_flag_shows_a_type() -> None:
     for words in ([], ["models"], ["config"], ["models", "pull"], ["config", "set"], ["chat"]):
         assert "<bool>" not in CliRunner().invoke(app, [*words, "--help"]).output
