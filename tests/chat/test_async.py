@@ -51,7 +51,7 @@ async def test_cancelled_in_the_middle_of_a_pass() -> None:
     session = engine.chat()
     engine.gate = PassGate(1)
     task = asyncio.create_task(drain(session.asend("Count.")))
-    await until(engine.held)
+    await until(engine.at_gate)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -66,7 +66,7 @@ async def test_cancelled_while_it_waits_for_its_turn() -> None:
     session = engine.chat()
     engine.gate.clear()
     first = asyncio.create_task(drain(session.asend("One.")))
-    await until(engine.held)
+    await until(engine.at_gate)
     second = asyncio.create_task(drain(session.asend("Two.")))
     await asyncio.sleep(0.1)
     second.cancel()

@@ -250,7 +250,7 @@ def test_stop_reaches_those_that_wait() -> None:
     engine.gate.clear()
     first = threading.Thread(target=lambda: list(session.send("One.")))
     first.start()
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     errors: list[str] = []
     waiting = session.send("Two.")
 
@@ -323,7 +323,7 @@ def test_what_comes_is_written_while_a_pass_takes_long(file: Path, monkeypatch: 
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     wait_until(lambda: len(on_disk(file)) == 2)
     assert on_disk(file) == [("Count.", None), (FOUR, None)]
     assert said(Session.load(engine, file)) == ["Count.", FOUR]  # as after a kill

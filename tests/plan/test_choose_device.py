@@ -84,14 +84,14 @@ def test_a_plan_brings_its_device() -> None:
         choose_device(EngineConfig("demo", device="cpu"), plan=replace(large(), device="cuda"))
 
 
-def test_plans_are_kept_by_the_device_that_was_chosen(world: PlanEnvironment) -> None:
+def test_plans_are_kept_by_the_device_that_was_chosen(plan_env: PlanEnvironment) -> None:
     """A plan made with "auto" is followed with the name of that device, and vice versa."""
-    plan = world.plan()
+    plan = plan_env.plan()
     assert plan.device == "cpu"
-    assert world.followed(device="cpu") == world.followed() == plan
+    assert plan_env.expect_reuse(device="cpu") == plan_env.expect_reuse() == plan
     keys = list[str]()
     for device in ("auto", "cpu"):
-        opened = open_models(world.config(device=device), world.notify)
+        opened = open_models(plan_env.config(device=device), plan_env.notify)
         keys.append(plan_key(opened))
         opened.close()
     assert len(set(keys)) == 1 and records.load_plan(keys[0]) == plan
@@ -100,20 +100,20 @@ def test_plans_are_kept_by_the_device_that_was_chosen(world: PlanEnvironment) ->
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("auto_chooses")
-def test_auto_takes_the_gpu(world: PlanEnvironment) -> None:
+def test_auto_takes_the_gpu(plan_env: PlanEnvironment) -> None:
     name = torch.cuda.get_device_name(0)
     device, line = told(EngineConfig("demo"))
     assert device == "cuda:0" and line.startswith(f"Computes on {name} (cuda:0)")
     line = f"Computes on {name} (cuda:0), as set by `device`"
     assert told(EngineConfig("demo", device="cuda")) == (device, line)
-    with world.load() as engine:
+    with plan_env.load() as engine:
         assert engine.config.device == "cuda:0" and engine.placement["vram"] > 0
         assert engine.placement["gpu_names"] == [name]
         assert engine.plan is not None
         plan = engine.plan
     for device in ("cuda", "cuda:0", "auto"):
-        assert world.followed(device=device) == plan
-    alone = world.plan(device="cpu")
+        assert plan_env.expect_reuse(device=device) == plan
+    alone = plan_env.plan(device="cpu")
     assert (plan.device, alone.device, alone.vram) == ("cuda:0", "cpu", None)
 
 

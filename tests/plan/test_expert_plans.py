@@ -50,23 +50,23 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def slow(world: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
+def slow(plan_env: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
     """Return the MoE model on a machine whose disk is so slow that no second row pays."""
-    world.target = mixture
+    plan_env.target = mixture
     measured = replace(MEASURED, link=None, disk=Rate.exactly(1e6), layer=((1, 1e-3), *MEASURED.layer))
     measured = replace(measured, outside=((1, 1e-3), *MEASURED.outside))
 
     def measure(*given: Any) -> MeasuredCosts:
-        world.measured += 1
+        plan_env.measured += 1
         return measured
 
     monkeypatch.setattr(prepare, "measure", measure)
-    return world
+    return plan_env
 
 
-def _load(world: PlanEnvironment, **settings: Any) -> Engine:
-    given = {"draft": "suffix", "memory": _least(world.target) + 12 * MB}
-    return world.load(**(given | settings))
+def _load(plan_env: PlanEnvironment, **settings: Any) -> Engine:
+    given = {"draft": "suffix", "memory": _least(plan_env.target) + 12 * MB}
+    return plan_env.load(**(given | settings))
 
 
 def _passes(engine: Engine, prompt: list[int] = PROMPT) -> list[PassStats]:
@@ -109,22 +109,22 @@ def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: PlanEnviron
 @pytest.mark.exhaustive
 @pytest.mark.gpu
 def test_a_plan_chooses_where_experts_are_computed(
-    world: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch
+    plan_env: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU if copying takes longer than its products, in float32; in bfloat16 a what-if shows it."""
-    world.target, host = mixture, preset("rtx-4090").host
+    plan_env.target, host = mixture, preset("rtx-4090").host
     assert host is not None
     slow = replace(host, bandwidth=Rate.exactly(1e5))
     measured = replace(MEASURED, link=None, host=host, disk=Rate.exactly(1e9), copy=Rate.exactly(1e6))
     monkeypatch.setattr(prepare, "measure", lambda *given: measured)
     settings: dict[str, Any] = {"device": "cuda", "draft": "suffix", "memory": 4 * GB, "context": 48}
     with pytest.raises(CapacityError) as caught:
-        world.load(**settings, experts="gpu", vram=RUNTIME + SLACK)
+        plan_env.load(**settings, experts="gpu", vram=RUNTIME + SLACK)
     settings["vram"] = caught.value.needed + 2 * MB
 
     def planned(cpu: Processor, **others: Any) -> tuple[bool, bool]:
         """Return whether the CPU computes experts, and whether a notice says that it could."""
-        opened = open_models(world.config(**(settings | others)), ignore_event)
+        opened = open_models(plan_env.config(**(settings | others)), ignore_event)
         rates, most = replace(measured, host=cpu), nodes_without_draft(opened)
         plan = plan_from_measurements(
             opened, replace(opened.config, budget=most), rates, draft_record(opened, 16)
@@ -137,7 +137,7 @@ def test_a_plan_chooses_where_experts_are_computed(
     assert planned(slow, experts="cpu") == (True, False)
     says, answer = set[tuple[int, ...]](), SamplingParams(max_tokens=3, ignore_eos=True)
     for cpu in (False, True):  # it is loaded to be measured, and then laid out as the plan says
-        with world.load(**settings) as engine:
+        with plan_env.load(**settings) as engine:
             result, placement = engine.generate(PROMPT, answer), engine.placement
             says.add(result.token_ids)
             assert result.cpu_experts == placement["cpu_experts"] == (placement["expert_slots"] == 0) == cpu
@@ -205,7 +205,7 @@ def test_more_memory_remakes_a_plan_for_more_experts(
     tight = slow.plan(draft="suffix")
     assert tight.placement.expert_slots and not tight.placement.slots
     free(16 * MB)
-    roomy = slow.remade("are free now", draft="suffix")
+    roomy = slow.expect_replan("are free now", draft="suffix")
     assert tight.placement.expert_slots < roomy.placement.expert_slots < 128
 
 

@@ -196,7 +196,7 @@ def test_clients_that_wait_go_first(
     """What is under way ends; then they have their turn, before the next line."""
     engine.gate.clear()
     batch = begin(client, [line(f"line {number}", f"line {number}") for number in range(3)])
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     with server.client() as other, ThreadPoolExecutor(2) as pool:
         messages: list[Any] = [[{"role": "user", "content": f"client {number}"}] for number in (1, 2)]
         for each in messages:
@@ -238,7 +238,7 @@ def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     """At once, in the middle of an answer; what was answered stays."""
     engine.answers, engine.gate = ["One.", *["Two."] * 9], PassGate(1)
     batch = begin(client, [line(name) for name in "abc"])
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     later = begin(client, [line(name) for name in "abc"])
     assert client.batches.cancel(later.id).status in ("cancelling", "cancelled")
     assert ended(client, later.id).output_file_id is None
@@ -270,7 +270,7 @@ def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     with LiveServer(engine, shutdown_timeout=0.0) as server, server.client() as client:
         engine.gate.clear()
         first = begin(client, lines)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         second = begin(client, lines[:1])
         engine.gate.set()
         wait_until(lambda: len(engine.requests) > 1)
@@ -417,7 +417,7 @@ def test_a_slow_disk_leaves_the_server_responsive(
     """Each of these requests waits for a disk that does not answer; others have their answers meanwhile."""
     engine.gate.clear()
     running, file, unused = begin(client, [line("a")]), upload(client, [line("a")]), upload(client, ["x"])
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     begins: Any = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
     requests: list[tuple[str, Callable[[], Any]]] = [
         ("fsync", lambda: client.batches.create(**begins)),
@@ -479,7 +479,7 @@ def test_the_event_loop_leaves_the_disk_to_threads(
         client.files.delete(done.input_file_id)
         engine.gate.clear()
         cancelled = begin(client, lines)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         client.batches.cancel(cancelled.id)
         ended(client, cancelled.id)
         unfinished = begin(client, lines)

@@ -212,7 +212,7 @@ def test_a_key_is_asked_for(browser: Browser) -> None:
 
 @in_browser
 def test_loading_is_shown(browser: Browser) -> None:
-    load = ScriptedLoad(ScriptedEngine(), told=load_progress(4)[:2])
+    load = ScriptedLoad(ScriptedEngine(), progress=load_progress(4)[:2])
     load.gate.clear()
     with LiveServer(lambda notify: load(EngineConfig(NAME), None, notify), ready=False) as server:
         page = browser.open(server.url)

@@ -89,7 +89,7 @@ def test_the_last_answer_is_made_again(browser: Browser) -> None:
         engine.gate.clear()
         press(page, "article:last-child [data-action=regenerate]")
         page.wait("document.getElementById('send').textContent == 'Stop'")
-        assert engine.held.wait(60)
+        assert engine.at_gate.wait(60)
         assert page.value(shown) == [False, False]
         page.press("Escape")
         wait_for(page, "one", "three")

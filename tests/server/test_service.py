@@ -42,7 +42,7 @@ def held(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
 
 
 def test_health_and_requests_while_loading() -> None:
-    load = ScriptedLoad(ScriptedEngine(), told=load_progress(2))
+    load = ScriptedLoad(ScriptedEngine(), progress=load_progress(2))
     load.gate.clear()
     config = EngineConfig(NAME)
     serving = LiveServer(lambda notify: load(config, None, notify), ready=False)
@@ -114,7 +114,7 @@ def test_a_full_queue() -> None:
     engine = ScriptedEngine()
     with held(engine, max_queue=1) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
         jobs = [pool.submit(http.post, CHAT, json=ASKED)]
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         jobs.append(pool.submit(http.post, CHAT, json=ASKED))
         wait_until(lambda: server.service.queue_length == 1)
         with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
@@ -132,7 +132,7 @@ def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
     engine.gate = PassGate(1)
     with held(engine) as server:
         leaving = [_send(server, {**ASKED, "stream": stream})]
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         leaving.append(_send(server, {**ASKED, "stream": stream}))
         wait_until(lambda: server.service.queue_length == 1)
         leaving[1].close()
@@ -150,7 +150,7 @@ def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
     engine = ScriptedEngine()
     with held(engine, max_queue=0) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
         leaving = _send(server, ASKED)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         leaving.close()
         wait_until(lambda: not server.server.server_state.tasks)
         assert server.service.in_flight
@@ -242,7 +242,7 @@ def test_a_stop_lets_the_running_answer_end() -> None:
         server.http() as http,
     ):
         running = pool.submit(http.post, CHAT, json=ASKED)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         waiting = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
         wait_until(lambda: server.service.queue_length == 1)
         server.server.should_exit = True
@@ -257,7 +257,7 @@ def test_a_stop_breaks_off_what_takes_too_long() -> None:
     engine = ScriptedEngine([LONG])
     with held(engine, shutdown_timeout=0.05) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
         running = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         server.stop()
         *_, last = [line for line in running.result().text.splitlines() if line]
         assert json.loads(last[6:])["error"]["message"] == "the answer was aborted: the server is stopping"

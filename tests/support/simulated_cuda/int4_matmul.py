@@ -1,4 +1,4 @@
-"""torch's product with weights in 4 bits, as a CUDA device has it: what CPUs have none of under these names.
+"""torch's product with 4-bit weights, as on a CUDA device; CPUs lack it under these names.
 
 Letters: T rows, N outputs, K inputs, G weights of a group.
 """
@@ -10,9 +10,9 @@ _MIDDLE = 8
 
 
 def arrange(codes: Tensor, tiles: int) -> Tensor:
-    """Codes in pairs, uint8 [N, K / 2], the first in the high half, in the shape that a device gives them.
+    """Pack codes in pairs, uint8 [N, K / 2], the first in the high half, in the shape used by a device.
 
-    The bytes stay in their order, which is not a device's: nothing but `multiply` may know it.
+    The bytes keep their order, which differs from a device's: only `multiply` may read them.
     """
     assert codes.dtype == torch.uint8, "a device takes them in pairs"
     rows, inputs = codes.shape[0], 2 * codes.shape[1]

@@ -77,7 +77,7 @@ def test_what_comes_back_after_a_failed_exchange_follows_its_plan(
     failures: list[OffspecError] = []
     bad = replace(SETUP.config, draft="bad/draft")
     chat.reload(bad, opener, chat.on_event, failures.append)
-    assert opener.asked == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
+    assert opener.calls == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
     assert [str(failure) for failure in failures] == ["bad/draft has another vocabulary"]
     assert chat.engine.draft == "suffix" and chat.config == SETUP.config
     say(chat, "And?")

@@ -22,7 +22,7 @@ def engine() -> ScriptedEngine:
 @pytest.fixture
 def load(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedLoad:
     notice = "reads are buffered: this file system [tmpfs] has no O_DIRECT"
-    load = ScriptedLoad(engine, told=LOADING, notices=[notice])
+    load = ScriptedLoad(engine, progress=LOADING, notices=[notice])
     monkeypatch.setitem(sys.modules, "offspec.engine.load", load.as_module())
     monkeypatch.setattr(checks, "check_files", lambda config, plan=None: None)  # what is named is not there
     return load

@@ -25,7 +25,7 @@ def main() -> None:
     engine.loud = given.get("loud", False)
     delay, failing = given.get("load_delay", 0.0), given.get("failing_drafts", ())
     away = given.get("away", ())
-    load = ScriptedLoad(engine, told=LOADING, delay=delay, failing=failing, away=away)
+    load = ScriptedLoad(engine, progress=LOADING, delay=delay, failing=failing, failing_calls=away)
     sys.modules["offspec.engine.load"] = load.as_module()
 
     from offspec.ui.chat import setup

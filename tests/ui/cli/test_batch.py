@@ -77,10 +77,10 @@ def test_a_file_without_a_good_line_loads_nothing(
     first, *_, more, last = result.stderr.splitlines()
     assert first.startswith("line 1: messages[0].content must be ") and more.startswith("and 2 more lines")
     assert last == f"error: 12 of 12 lines of {requests} are invalid; correct or remove them"
-    assert (result.exit_code, load.asked, out.exists()) == (2, [], False)
+    assert (result.exit_code, load.calls, out.exists()) == (2, [], False)
     requests.write_text("\n")
     result = offspec("batch", str(requests), str(out), "demo")
-    assert (result.exit_code, load.asked) == (2, []) and "has no requests" in error_line(result)
+    assert (result.exit_code, load.calls) == (2, []) and "has no requests" in error_line(result)
 
 
 def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
@@ -91,9 +91,9 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     assert f"2 results are in {out}, 1 of them errors; " in result.stderr
     with requests.open("a") as file:
         file.write("more nonsense\n")
-    loaded = len(load.asked)
+    loaded = len(load.calls)
     assert offspec("batch", str(requests), str(out), "demo", "--quiet").exit_code == 1
-    assert len(load.asked) == loaded and len(out.read_text().splitlines()) == 3
+    assert len(load.calls) == loaded and len(out.read_text().splitlines()) == 3
     out = requests.with_name("another.jsonl")
     requests.write_text('{"prompt": "Why?", "model": "another"}\n')
     result = offspec("batch", str(requests), str(out), "demo")

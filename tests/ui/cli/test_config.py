@@ -87,7 +87,7 @@ def test_a_command_takes_the_defaults_and_options_win(file: Path, offspec: Call,
         offspec("config", "set", key, value)
     assert offspec("generate", "other", "Why?", "--memory", "1GB").exit_code == 0
     assert offspec("chat", input="Why?\n").exit_code == 0
-    (asked, _), (chatted, _) = load.asked
+    (asked, _), (chatted, _) = load.calls
     assert (asked.model, asked.memory, asked.draft, asked.kv_cache) == ("other", 10**9, "suffix", "int8")
     assert (chatted.model, chatted.memory, chatted.draft) == ("./mine", 8 * 10**9, "suffix")
 
@@ -99,7 +99,7 @@ def test_greedy_wins_over_a_default_temperature(file: Path, offspec: Call, load:
     assert offspec("generate", "demo", "Why?", "--greedy").exit_code == 0
     warm, greedy = (asked.params for engine in load.engines for asked in engine.requests)
     assert (warm, greedy) == (SamplingParams(temperature=0.7, top_k=20), SamplingParams())
-    assert [config.temperature for config, _ in load.asked] == [0.7, 0.0]
+    assert [config.temperature for config, _ in load.calls] == [0.7, 0.0]
 
 
 @pytest.mark.parametrize("command", ["chat --resume", "serve", "pack"])

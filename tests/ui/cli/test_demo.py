@@ -40,12 +40,12 @@ def test_both_runs_and_their_speeds_are_shown(offspec: Call, load: ScriptedLoad)
     assert lines[8].startswith("1.0 times the speed, the same text. Memory limit 1.50 GB, ")
     assert "1.9 B parameters" in lines[-2] and "that of a small pair" in lines[-2]
     assert lines[-1] == LINE
-    assert [(config.model, config.draft, config.draft_bits, config.memory) for config, _ in load.asked] == [
+    assert [(config.model, config.draft, config.draft_bits, config.memory) for config, _ in load.calls] == [
         ("demo-wide", "none", None, 1_500_000_000),
         ("demo-wide", "demo", 4, 1_500_000_000),
     ]
-    assert [config.device for config, _ in load.asked] == ["cpu", "cpu"], "it streams beside a GPU too"
-    assert all(config.budget for config, _ in load.asked), "nothing is measured before the first token"
+    assert [config.device for config, _ in load.calls] == ["cpu", "cpu"], "it streams beside a GPU too"
+    assert all(config.budget for config, _ in load.calls), "nothing is measured before the first token"
     assert [engine.requests[-1].speculate for engine in load.engines] == [False, True]
     assert "O_DIRECT" in result.stderr, "notices are shown"
     assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it says what comes"
@@ -68,11 +68,11 @@ def test_without_speculation_only_the_rate_is_measured(
 @pytest.mark.usefixtures("larger")
 def test_a_model_of_ones_own(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("demo", "--model", "demo")
-    assert [(config.model, config.draft, config.memory) for config, _ in load.asked] == [
+    assert [(config.model, config.draft, config.memory) for config, _ in load.calls] == [
         ("demo", "none", 1_100_000_000),
         ("demo", "auto", 1_100_000_000),
     ]
-    assert load.asked[1][0].budget is None, "its tree is planned"
+    assert load.calls[1][0].budget is None, "its tree is planned"
     assert "1.9 B parameters" not in result.stdout + result.stderr
 
 

@@ -111,7 +111,7 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     assert load.engine.requests == [
         RecordedRequest("Why?", SamplingParams(), raw=False, speculate=True, check=False)
     ]
-    assert load.asked == [(EngineConfig("demo"), None)]
+    assert load.calls == [(EngineConfig("demo"), None)]
 
 
 OWN = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
@@ -148,7 +148,7 @@ def test_json_has_the_sampling(offspec: Call, engine: ScriptedEngine) -> None:
 
 def test_greedy_and_a_temperature_exclude_each_other(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("generate", "demo", "Why?", "--greedy", "--temperature", "0.7")
-    assert (result.exit_code, load.asked) == (2, [])
+    assert (result.exit_code, load.calls) == (2, [])
     assert error_line(result) == "error: --greedy sets temperature 0: omit --greedy or --temperature"
 
 
@@ -184,7 +184,7 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         corpus=(Path("README.md"),),
         cache_size=3_000_000_000,
     )
-    assert load.asked == [(config, Path("mine.json"))]
+    assert load.calls == [(config, Path("mine.json"))]
     (asked,) = load.engine.requests
     assert asked.params == SamplingParams(
         temperature=0.5,
@@ -232,12 +232,12 @@ def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
 
 def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--budget", "auto", "--width", "auto").exit_code == 0
-    assert load.asked == [(EngineConfig("demo"), None)]
+    assert load.calls == [(EngineConfig("demo"), None)]
 
 
 def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
-    assert load.asked == [(EngineConfig("demo", draft="none"), None)]
+    assert load.calls == [(EngineConfig("demo", draft="none"), None)]
     assert load.engine.requests[0].speculate is False
 
 
@@ -253,7 +253,7 @@ def test_the_prompt_may_come_from_stdin(offspec: Call, engine: ScriptedEngine, a
 )
 def test_a_wrong_request_loads_nothing(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
     result = offspec("generate", "demo", *args)
-    assert (result.exit_code, result.stdout, load.asked) == (2, "", [])
+    assert (result.exit_code, result.stdout, load.calls) == (2, "", [])
 
 
 def test_an_unknown_model(offspec: Call, load: ScriptedLoad) -> None:

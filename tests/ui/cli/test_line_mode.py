@@ -72,7 +72,7 @@ class Program:
             for name in ("OFFSPEC_DATA", "COLUMNS", "NO_COLOR"):
                 patch.setenv(name, self.environment[name])
             done = CliRunner().invoke(app, ["chat", "demo", *options], input=text, prog_name="offspec")
-        self.loads = len(load.asked)
+        self.loads = len(load.calls)
         return done.stdout, done.stderr, done.exit_code
 
     def questions(self, name: str = "") -> list[str]:

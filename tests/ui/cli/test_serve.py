@@ -101,7 +101,7 @@ def test_conversations_are_kept_unless_it_is_told_otherwise(
     load.fail = CapacityError("it does not fit", needed=2, given=1)
     result = offspec("serve", "demo", "--port", "0", "--quiet", *option)
     assert result.exit_code == 1 and error_line(result) == "error: it does not fit"
-    assert load.asked[-1][0].cache_size == size
+    assert load.calls[-1][0].cache_size == size
 
 
 @pytest.mark.parametrize("key", ["", "k"])
@@ -130,7 +130,7 @@ def test_a_port_that_is_taken(offspec: Callable[..., Result], load: ScriptedLoad
         result = offspec("serve", "demo", "--port", str(port))
     assert result.exit_code == 2
     assert error_line(result).startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
-    assert not load.asked
+    assert not load.calls
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_it_is_written_and_said_where(offspec: Call, tmp_path: Path) -> None:
 
 def test_without_it_the_engine_gets_no_timeline(offspec: Call, load: ScriptedLoad) -> None:
     offspec("generate", "demo", "Why?")
-    assert len(load.asked) == 1 and load.timeline is None
+    assert len(load.calls) == 1 and load.timeline is None
 
 
 def test_an_error_in_the_middle_keeps_what_was_recorded(

@@ -239,4 +239,4 @@ async def hold(pilot: Pilot[None], engine: PlannedEngine, text: str) -> None:
     """Send a question, and wait until its answer is held in the midst of a pass."""
     await loaded(pilot)
     await send(pilot, text)
-    await until(pilot, engine.held.is_set)
+    await until(pilot, engine.at_gate.is_set)

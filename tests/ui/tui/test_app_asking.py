@@ -165,7 +165,7 @@ async def test_a_retry_that_is_stopped_at_once_shows_the_answer_from_before(
 ) -> None:
     await ask(pilot, "first")
     await pilot.press("ctrl+r")
-    await until(pilot, engine.held.is_set)
+    await until(pilot, engine.at_gate.is_set)
     await pilot.press("escape")
     await until(pilot, lambda: app.answer is None and "No new answer" in seen(app))
     assert said(app)[:2] == [("question", "first"), ("answer", "one")]

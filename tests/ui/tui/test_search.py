@@ -72,7 +72,7 @@ async def test_a_search_while_an_answer_comes(
     await ask(pilot, "first")
     engine.gate = PassGate(3)
     await send(pilot, "second")
-    await until(pilot, lambda: engine.held.is_set())
+    await until(pilot, lambda: engine.at_gate.is_set())
     assert await search(pilot, "ctrl+f", *"one") == "1 of 1"
     engine.gate.set()
     await until(pilot, lambda: app.answer is None)

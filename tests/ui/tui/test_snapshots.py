@@ -87,7 +87,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
     app = stage.app_for([ANSWER], tmp_path, plan=small(), loads=False)[0]
     opener = app.opener
     assert isinstance(opener, ScriptedLoad)
-    opener.told = [LoadProgress("reading the model", 3 * 10**9, 4 * 10**9)]
+    opener.progress = [LoadProgress("reading the model", 3 * 10**9, 4 * 10**9)]
 
     async def scene(pilot: Pilot[None]) -> None:
         view = app.query_one(LoadingView)
@@ -109,7 +109,7 @@ def test_an_answer_that_comes(shoot: Shoot, tmp_path: Path) -> None:
         await stage.loaded(pilot)
         app.composer.text = QUESTION
         await pilot.press("enter")
-        await stage.until(pilot, lambda: engine.held.is_set() and app.answer is not None)
+        await stage.until(pilot, lambda: engine.at_gate.is_set() and app.answer is not None)
         await stage.caught_up(pilot)
 
     assert shoot(app, scene)
