@@ -274,7 +274,7 @@ def test_batch_continues_after_restart(engine: ScriptedEngine, data: Path) -> No
         second = begin(client, lines[:1])
         engine.gate.set()
         wait_until(lambda: len(engine.requests) > 1)
-    first = engine.requests
+    before = engine.requests
     again = ScriptedEngine(["Three."])
     with LiveServer(again) as server, server.client() as client:
         batch = ended(client, first.id)
@@ -285,7 +285,7 @@ def test_batch_continues_after_restart(engine: ScriptedEngine, data: Path) -> No
     assert {*answers} == {*"abc"} and batch.error_file_id is None
     texts = [answers[name]["body"]["choices"][0]["message"]["content"] for name in "abc"]
     assert texts[0] == "One." and texts[-1] == "Three."
-    assert again.requests[0].params.seed == first[texts.index("Three.")].params.seed
+    assert again.requests[0].params.seed == before[texts.index("Three.")].params.seed
 
 
 def test_leftovers_of_a_kill(engine: ScriptedEngine, data: Path) -> None:
