@@ -71,7 +71,7 @@ def run(requests: Path, out: Path, engine: ScriptedEngine, reported: list[Event]
 def said(out: Path) -> dict[str, Any]:
     lines = list(map(json.loads, out.read_text().splitlines()))
     found = {line.get("custom_id") or line["id"]: line for line in lines}
-    assert len(found) == len(lines), "an id came twice"
+    assert len(found) == len(lines), "duplicate id"
     return found
 
 

@@ -93,7 +93,7 @@ def results(client: openai.OpenAI, id: str | None) -> dict[str, Any]:
         return {}
     lines = list(map(json.loads, client.files.content(id).text.splitlines()))
     found = {each["custom_id"]: each["response"] for each in lines}
-    assert len(found) == len(lines), "an id came twice"
+    assert len(found) == len(lines), "duplicate id"
     return found
 
 

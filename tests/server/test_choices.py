@@ -86,7 +86,7 @@ def test_choices_share_passes(
         ask: Callable[..., Any] = client.completions.create if prompts else client.chat.completions.create
         given = {**SAMPLED, "prompt": PROMPTS} if prompts else {**ASKED, "n": 6}
         asking = pool.submit(ask, **given, stream=stream)
-        assert gate.four_submitted.wait(PATIENCE), "four begin before any has ended"
+        assert gate.four_submitted.wait(PATIENCE), "four start before any has ended"
         wait_until(lambda: not prompts or wide.service.queue_length == 1)
         gate.set()
         answer = asking.result()
@@ -115,7 +115,7 @@ def test_disconnect_ends_all_choices(wide: LiveServer, prompts: bool, gate: Gate
         wait_until(lambda: not wide.server.server_state.tasks)
         gate.set()
         wide.wait_until_idle()
-        assert gate.submitted == 4, "none has begun since"
+        assert gate.submitted == 4, "none has started since"
         assert all(choice.finish_reason == "length" for choice in ask(**given).choices)
 
 

@@ -76,7 +76,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._in], [], [], PATIENCE)[0], "the browser says nothing"
+            assert select.select([self._in], [], [], PATIENCE)[0], "the browser does not respond"
             more = os.read(self._in, 2**20)
             assert more, "the browser has ended"
             self._rest += more

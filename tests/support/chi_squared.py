@@ -18,7 +18,7 @@ def p_value(counts: Counter[Outcome], probabilities: Mapping[Outcome, float]) ->
     if any(not probabilities.get(outcome) for outcome in counts):
         return 0.0
     common = [outcome for outcome, likely in probabilities.items() if likely * total >= 5]
-    assert len(common) > 3, "too few outcomes to tell anything"
+    assert len(common) > 3, "too few outcomes for a test"
     observed = [counts[outcome] for outcome in common]
     expected = [probabilities[outcome] * total for outcome in common]
     if total > sum(observed):

@@ -19,7 +19,7 @@ def sampled_params(
             added.
     """
     found = list(values)
-    assert set(kept) <= set(found), "what is kept is among them"
+    assert set(kept) <= set(found), "kept values must be among the values"
     exhaustive, slow = pytest.mark.exhaustive, pytest.mark.slow
     return [
         value

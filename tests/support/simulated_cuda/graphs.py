@@ -66,7 +66,7 @@ class GraphBase:
             raise SimulatedCudaError("operation failed due to a previous error during capture")
 
     def replay(self) -> None:
-        assert self._recording is not None, "a graph is replayed that was not captured"
+        assert self._recording is not None, "replay of a graph that was not captured"
         of = machine()
         of.counts["replays"] += 1
         queue = of.current_queue(self._recording.device)

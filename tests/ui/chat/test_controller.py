@@ -125,7 +125,7 @@ def test_identical_retry_is_refused(archive: SessionArchive) -> None:
         engine.requests[1].params == SamplingParams(temperature=0.7)
         and chat.session.params == SamplingParams()
     )
-    assert run_command(chat, "/retry") == offer, "that answer is there already, as another version"
+    assert run_command(chat, "/retry") == offer, "that answer exists already, as another version"
     run_command(chat, "/set presence_penalty=1")
     again = run_command(chat, "/retry")
     assert isinstance(again, StreamAnswer) and finished(again.events) == "three"

@@ -82,7 +82,7 @@ def test_failed_exchange_restores_the_engine_with_its_plan(archive: SessionArchi
     assert len(said(chat)) == 4
     chat.reload(replace(SETUP.config, draft="none"), opener, chat.on_event, pytest.fail)
     chat.reload(bad, opener, chat.on_event, failures.append)
-    assert chat.engine.draft == "none", "what was chosen among the sources before was for the other engine"
+    assert chat.engine.draft == "none", "the earlier choice of sources belonged to the other engine"
     chat.close()
 
 

@@ -48,7 +48,7 @@ def test_both_runs_and_their_speeds_are_shown(offspec: Call, load: ScriptedLoad)
     assert all(config.budget for config, _ in load.calls), "nothing is measured before the first token"
     assert [engine.requests[-1].speculate for engine in load.engines] == [False, True]
     assert "O_DIRECT" in result.stderr, "notices are shown"
-    assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it says what comes"
+    assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it announces each run"
 
 
 @pytest.mark.usefixtures("larger")

@@ -24,7 +24,7 @@ async def wait_for_idle(*seconds: float) -> None:
     while looks < _LOOKS:
         await asyncio.sleep(0 if looks else 0.001)
         looks = looks + 1 if _is_idle(app) else 0
-        assert time.monotonic() < deadline, "the app never comes to rest"
+        assert time.monotonic() < deadline, "the app is never idle"
 
 
 def _is_idle(app: App[Any]) -> bool:

@@ -60,7 +60,7 @@ def test_chunking_makes_no_difference(text: str, cuts: list[int], width: int) ->
 def test_rendering_of_every_element() -> None:
     text = "\n".join(drawn(DOCUMENT))
     assert "Title\n\nSome words, code and a link" in text
-    assert "(https://example.org/a)" in text, "an address is seen before it is followed"
+    assert "(https://example.org/a)" in text, "an address is visible before it is followed"
     assert " 1 one\n 2 two\n" in text and "• deeper" in text
     assert "def blue(sky: float) -> float:" in text and "```" not in text
     assert "▌ said" in text and "<script>alert(1)</script>" in text

@@ -69,7 +69,7 @@ def test_folded_branches_show_their_number_of_nodes() -> None:
     )
     assert texts(draw(seen))[3] == "    1    ≤10%  ┠─▸ 3 more tokens, 4 nodes"
     one = tree([-1, 0, 0, 0], list("rabc"), [1.0, 0.3, 0.2, 0.1], [0], "z")
-    assert not any("▸" in text for text in texts(draw(one))), "its line says as much as a count would"
+    assert not any("▸" in text for text in texts(draw(one))), "its line is as informative as a count"
 
 
 def test_captions_of_passes_with_and_without_draft_tokens() -> None:
