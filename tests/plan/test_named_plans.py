@@ -30,11 +30,11 @@ GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
 
 @pytest.mark.exhaustive
-def test_less_memory_remakes_a_plan(
+def test_less_memory_renews_a_plan(
     plan_env: PlanEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_large(tmp_path / "large")
-    settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
+    settings = {"model": folder, "draft": "auto", "budget": 64}  # it keeps the draft
     plan = plan_env.plan(memory="3GB", **settings)
     file = save_plan(plan, tmp_path / "plan.json")
     assert plan_env.expect_reuse(plan=file, **settings).to_json() == plan.to_json()
@@ -60,9 +60,7 @@ def file(plan: Plan, tmp_path: Path) -> str:
     return save_plan(plan, tmp_path / "plan.json")
 
 
-def test_a_named_plan_of_other_models_is_an_error(
-    plan_env: PlanEnvironment, file: str, tmp_path: Path
-) -> None:
+def test_named_plan_of_other_models_is_an_error(plan_env: PlanEnvironment, file: str, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", num_hidden_layers=LAYERS, seed=9)
     with pytest.raises(PlanError, match=r"made for .*target.*offspec plan"):
         plan_env.load(model=other, plan=file)
@@ -73,7 +71,7 @@ def test_a_named_plan_of_other_models_is_an_error(
     assert plan_env.measured == 0
 
 
-def test_a_named_plan_brings_its_own_settings(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_named_plan_has_its_own_settings(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     """Draft, context, memory and data type are the plan's unless the caller sets them."""
     plan = plan_env.plan(draft=str(plan_env.near), draft_bits=4, memory="2GB", context=96, temperature=0.6)
     for given in (save_plan(plan, tmp_path / "plan.json"), plan):
@@ -85,9 +83,7 @@ def test_a_named_plan_brings_its_own_settings(plan_env: PlanEnvironment, tmp_pat
     assert (plan_env.measured, plan_env.notices) == (1, [])
 
 
-def test_the_bits_of_keys_and_values_are_the_plans(
-    plan_env: PlanEnvironment, file: str, tmp_path: Path
-) -> None:
+def test_kv_cache_format_follows_the_plan(plan_env: PlanEnvironment, file: str, tmp_path: Path) -> None:
     plan = plan_env.plan(kv_cache="int8")
     assert plan.kv_cache == "int8"
     with plan_env.load(plan=save_plan(plan, tmp_path / "int8.json")) as engine:
@@ -96,7 +92,7 @@ def test_the_bits_of_keys_and_values_are_the_plans(
         plan_env.load(plan=file, kv_cache="int8")
 
 
-def test_the_format_of_the_target_is_the_plans(
+def test_target_format_follows_the_plan(
     plan_env: PlanEnvironment, plan: Plan, file: str, tmp_path: Path
 ) -> None:
     assert plan.quantize is None
@@ -107,7 +103,7 @@ def test_the_format_of_the_target_is_the_plans(
 
 
 @pytest.mark.exhaustive
-def test_the_bits_of_the_draft_are_the_plans(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_draft_bits_follow_the_plan(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     plan = plan_env.plan(draft_bits=3)
     assert (plan.draft_mode, plan.draft_bits) == ("expanded", 3)
     file = save_plan(plan, tmp_path / "plan.json")
@@ -126,7 +122,7 @@ def test_the_bits_of_the_draft_are_the_plans(plan_env: PlanEnvironment, tmp_path
     assert (plan_env.measured, plan_env.notices) == (2, [])
 
 
-def test_the_caller_s_settings_precede_the_plan(plan_env: PlanEnvironment, file: str) -> None:
+def test_settings_of_the_caller_override_the_plan(plan_env: PlanEnvironment, file: str) -> None:
     for budget in (5, 300):
         with plan_env.load(plan=file, budget=budget, width=2, context=64, memory="2GB") as engine:
             assert (engine.budget, engine.width, engine.context) == (budget, 2, 64)
@@ -151,7 +147,7 @@ def test_settings_that_conflict_with_the_plan(plan_env: PlanEnvironment, file: s
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("drafters_stay")
-def test_a_named_plan_ignores_saved_measurements(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_named_plan_ignores_saved_measurements(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     """New measurements of the draft would remake a saved plan; a named plan is followed unchanged."""
     plan = plan_env.plan()
     file = save_plan(plan, tmp_path / "plan.json")
@@ -173,7 +169,7 @@ HEAD_TOO = {"tiers": "5 device", "slots": 2, "head": "disk", "staging": 0}
         {"tree": "sequoia", "depth": 0, "temperature": 1.0},
     ],
 )
-def test_an_edited_plan_is_followed(
+def test_edited_plan_is_followed(
     plan_env: PlanEnvironment, plan: Plan, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     with plan_env.load(plan=save_plan(plan, tmp_path / "plan.json", **changes)) as engine:
@@ -185,7 +181,7 @@ def test_an_edited_plan_is_followed(
         assert (answer.bytes_streamed > 0) == ("placement" in changes)
 
 
-def test_an_edited_plan_that_does_not_fit_is_remade(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_edited_plan_that_does_not_fit_is_renewed(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     plan = plan_env.plan(memory="2GB")
     rest = {"head": "device", "staging": 0}
     for changes in (
@@ -197,7 +193,7 @@ def test_an_edited_plan_that_does_not_fit_is_remade(plan_env: PlanEnvironment, t
         assert plan_env.expect_replan("does not fit in 2.00 GB", plan=file).to_json() == plan.to_json()
 
 
-def test_a_plan_may_leave_the_draft_out(plan_env: PlanEnvironment, plan: Plan, tmp_path: Path) -> None:
+def test_plan_may_omit_the_draft(plan_env: PlanEnvironment, plan: Plan, tmp_path: Path) -> None:
     with plan_env.load(
         plan=save_plan(plan, tmp_path / "plan.json", draft_mode="none", draft_bits=16)
     ) as engine:
@@ -205,6 +201,6 @@ def test_a_plan_may_leave_the_draft_out(plan_env: PlanEnvironment, plan: Plan, t
     assert ["without the draft model" in text for text in plan_env.notices] == [True]
 
 
-def test_a_head_shared_by_a_self_draft_cannot_stream(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_head_shared_by_a_self_draft_cannot_stream(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     file = save_plan(plan_env.plan(draft="auto"), tmp_path / "plan.json", placement=HEAD_TOO)
     assert plan_env.expect_replan("does not fit", plan=file, draft="auto").placement.head is Tier.DEVICE

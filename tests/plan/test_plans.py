@@ -1,4 +1,4 @@
-"""Plans from run to run: saved and followed without measuring, remade with a notice if they do not fit."""
+"""Plans from run to run: saved and reused without measuring, renewed with a notice if they do not fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
-def test_a_plan_is_kept_and_followed(plan_env: PlanEnvironment) -> None:
+def test_plan_is_saved_and_reused(plan_env: PlanEnvironment) -> None:
     plan = plan_env.plan()
     assert plan_env.measured == 1 and plan_env.notices == []
     assert plan.budget > 1 and plan.forecast.tokens_per_pass > 1
@@ -46,7 +46,7 @@ def test_a_plan_is_kept_and_followed(plan_env: PlanEnvironment) -> None:
     assert plan_env.measured == 2 and plan_env.notices == []
 
 
-def test_each_case_has_a_plan_of_its_own(plan_env: PlanEnvironment) -> None:
+def test_each_case_has_its_own_plan(plan_env: PlanEnvironment) -> None:
     opened = open_models(plan_env.config(), lambda event: None)
     opened.close()
 
@@ -65,7 +65,7 @@ def test_each_case_has_a_plan_of_its_own(plan_env: PlanEnvironment) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_plan_of_several_sequences(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_plan_of_several_sequences(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     plan = plan_env.plan(sequences=4)
     assert (plan.sequences, plan.budget) == (4, 64) and plan.forecast.tokens_per_pass > 4
     assert [row.sequences for row in plan.shared][:3] == [1, 2, 4]
@@ -80,7 +80,7 @@ def test_a_plan_of_several_sequences(plan_env: PlanEnvironment, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("which", sampled_params(["model", "draft"], "model"))
-def test_a_changed_model_remakes_the_plan(which: str, plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_changed_model_renews_the_plan(which: str, plan_env: PlanEnvironment, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
     given = {which: str(folder)}
     old = plan_env.plan(**given)
@@ -92,11 +92,11 @@ def test_a_changed_model_remakes_the_plan(which: str, plan_env: PlanEnvironment,
 
 
 @pytest.mark.exhaustive
-def test_other_free_memory_remakes_a_plan(
+def test_changed_free_memory_renews_a_plan(
     plan_env: PlanEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_large(tmp_path / "large")
-    settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
+    settings = {"model": folder, "draft": "auto", "budget": 64}  # it keeps the draft
     least = least_memory(folder, draft="auto", budget=64)
 
     def free(more: int) -> None:
@@ -119,9 +119,7 @@ def test_other_free_memory_remakes_a_plan(
     assert again.placement == tight.placement
 
 
-def test_a_plan_reports_that_the_machine_was_busy(
-    plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_reports_a_busy_machine(plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_env.plan().notes == ()
     monkeypatch.setattr(prepare, "measure", lambda *given: replace(MEASURED, contended=True))
     (note,) = plan_env.plan(replan=True).notes
@@ -151,7 +149,7 @@ def test_learned_acceptance_is_saved(plan_env: PlanEnvironment) -> None:
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_learnt_unless_wanted(plan_env: PlanEnvironment) -> None:
+def test_nothing_is_learned_if_disabled(plan_env: PlanEnvironment) -> None:
     plan_env.plan()
     before = plan_env.files()
     plan_env.learn(learn=False)
@@ -164,7 +162,7 @@ def test_nothing_is_learnt_unless_wanted(plan_env: PlanEnvironment) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("temperature", "given"), [(1.0, {}), (0.0, {"budget": 48, "width": 6})])
-def test_a_static_tree_gives_the_same_answer(
+def test_static_tree_gives_the_same_answer(
     plan_env: PlanEnvironment, temperature: float, given: dict[str, int]
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
@@ -188,7 +186,7 @@ def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_draft_that_has_no_room_promises_nothing(
+def test_draft_that_does_not_fit_has_no_forecast(
     plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _no_room(monkeypatch)
@@ -202,7 +200,7 @@ def test_a_draft_that_has_no_room_promises_nothing(
     assert rehearsal.make_plan(plan_env.config(draft="self"), notify=plan_env.notify) == plan
 
 
-def test_without_any_room_lookups_guess_without_a_plan(
+def test_lookups_draft_without_a_plan_if_nothing_else_fits(
     plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _no_room(monkeypatch)
@@ -218,7 +216,7 @@ def test_without_any_room_lookups_guess_without_a_plan(
 
 
 @pytest.mark.exhaustive
-def test_a_model_that_fits_answers_before_a_draft_is_prepared(
+def test_model_that_fits_answers_before_a_draft_is_prepared(
     plan_env: PlanEnvironment, few_prompts: None
 ) -> None:
     """If requested, until a plan shows that a draft pays; a named draft is prepared."""
@@ -238,14 +236,14 @@ def test_a_model_that_fits_answers_before_a_draft_is_prepared(
         assert engine.generate(PROMPT, GREEDY).token_ids == answer
 
 
-def test_a_model_that_streams_is_planned_for(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+def test_streaming_model_is_planned(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
     least = least_memory(folder, draft="auto", budget=64)
     plan = plan_env.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
     assert plan.placement.slots
 
 
-def test_a_second_engine_fits_next_to_the_first(plan_env: PlanEnvironment) -> None:
+def test_second_engine_fits_next_to_the_first(plan_env: PlanEnvironment) -> None:
     plan = plan_env.plan()
     with plan_env.load() as engine, tiny_engine(plan_env.target, "none") as other:
         assert engine.plan == plan
@@ -254,7 +252,7 @@ def test_a_second_engine_fits_next_to_the_first(plan_env: PlanEnvironment) -> No
 
 
 @pytest.mark.exhaustive
-def test_a_shape_is_planned_again_from_learned_acceptance(plan_env: PlanEnvironment) -> None:
+def test_shape_is_planned_again_from_learned_acceptance(plan_env: PlanEnvironment) -> None:
     """Trees of one shape leave no records of growth, and the plan's what-ifs do without."""
     plan_env.learn(tree="sequoia")
     plan = plan_env.expect_replan("the draft's acceptance rate is now measured", tree="sequoia")
@@ -262,7 +260,7 @@ def test_a_shape_is_planned_again_from_learned_acceptance(plan_env: PlanEnvironm
 
 
 @pytest.mark.parametrize("draft", sampled_params(["near", "auto"], "near"))
-def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
+def test_slow_draft_leaves_its_memory_to_the_target(
     draft: str, plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(MEASURED, step=((1, 1.0), (64, 2.0)))

@@ -16,9 +16,7 @@ from tests.support.plan_fixtures import PlanEnvironment
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
-def test_without_a_draft_there_is_nothing_to_choose(
-    plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_choices_without_a_draft(plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     with plan_env.load(draft="none") as engine:
         assert (engine.plan, engine.budget, plan_env.measured) == (None, 1, 0)
     plan = rehearsal.make_plan(plan_env.config(draft="none"), notify=plan_env.notify)
@@ -31,7 +29,7 @@ def test_without_a_draft_there_is_nothing_to_choose(
 
 
 @pytest.mark.exhaustive
-def test_a_plan_for_the_asking_knows_the_draft(plan_env: PlanEnvironment, few_prompts: None) -> None:
+def test_explicit_plan_is_calibrated_with_the_draft(plan_env: PlanEnvironment, few_prompts: None) -> None:
     config = plan_env.config()
     plan = rehearsal.make_plan(config, notify=plan_env.notify)
     assert plan.acceptance.startswith("measured over") and plan_env.measured == 1
@@ -44,7 +42,7 @@ def test_a_plan_for_the_asking_knows_the_draft(plan_env: PlanEnvironment, few_pr
 
 
 @pytest.mark.exhaustive
-def test_a_plan_is_held_to_its_word(
+def test_predicted_and_measured_speed_are_compared(
     plan_env: PlanEnvironment, few_prompts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "measure", plan_env.measure)
@@ -64,7 +62,7 @@ def test_a_plan_is_held_to_its_word(
 
 
 @pytest.mark.exhaustive
-def test_answers_of_one_pass_compare_nothing(
+def test_answers_of_one_pass_are_not_compared(
     plan_env: PlanEnvironment, few_prompts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "measure", plan_env.measure)
