@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A disk that says the first of these errors, while there is one."""
+    """Errors of a simulated disk: writes raise the first of these while there is one."""
     errors: list[int] = []
     usual = os.replace
 

@@ -1,4 +1,4 @@
-"""Helpers of the session tests: messages, and reading of the answers."""
+"""Helpers of the session tests: messages and answers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,14 +19,14 @@ def on_disk(file: Path) -> list[tuple[str, str | None]]:
 
 
 def result_of(events: Iterable[Event]) -> Result:
-    """The result of an answer that comes to its end."""
+    """Return the result of an answer that finishes."""
     last = list(events)[-1]
     assert isinstance(last, Finished)
     return last.result
 
 
 def stop_at(session: Session, events: Iterable[Event], kind: type[Event]) -> list[Event]:
-    """Read an answer, and stop it at the first event of a kind."""
+    """Read an answer, and stop it at the first event of a type."""
     read = []
     for event in events:
         read.append(event)

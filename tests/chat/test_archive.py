@@ -1,4 +1,4 @@
-"""The folder of conversations: the latest first, found by many names, and no damaged file in the way."""
+"""The folder of conversations: sorted by time, searched by several names, and tolerant of damaged files."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert data_root() == tmp_path / ".local" / "share" / "offspec"
 
 
-def test_the_latest_first(archive: SessionArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_first(archive: SessionArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     assert archive.list() == [] and archive.latest() is None and not archive.damaged
     for number, model in ((2, "demo"), (3, "other"), (1, "demo")):
         keep(archive, number, model=model)
@@ -65,7 +65,7 @@ def test_damaged_files_are_skipped_and_counted(archive: SessionArchive) -> None:
         "list.json": b"[]\n]}\n",
         "cut.json": whole[:-30],
         "later.json": whole.replace(b'"offspec_session": 1', b'"offspec_session": 9'),
-        "otherwise.json": otherwise.encode(),  # laid out by another program, and whole
+        "otherwise.json": otherwise.encode(),  # formatted by another program, and complete
     }.items():
         (archive.folder / name).write_bytes(content)
     (archive.folder / "folder.json").mkdir()
@@ -75,7 +75,7 @@ def test_damaged_files_are_skipped_and_counted(archive: SessionArchive) -> None:
     assert len(archive.damaged) == 6
 
 
-def test_what_cannot_be_read_is_named_with_its_reason(
+def test_unreadable_files_are_named_with_the_reason(
     archive: SessionArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut, closed = (keep(archive, number) for number in (1, 2, 3))
@@ -96,9 +96,7 @@ def test_what_cannot_be_read_is_named_with_its_reason(
     assert len(str(one.value).splitlines()) == 1
 
 
-def test_a_folder_that_cannot_be_read_is_named(
-    archive: SessionArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder_is_named(archive: SessionArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     archive.folder.write_text("")
     assert archive.list() == [] and "Not a directory" in archive.unreadable_summary()
     archive.folder.unlink()
@@ -109,7 +107,7 @@ def test_a_folder_that_cannot_be_read_is_named(
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, closed: Path) -> None:
-    """As with mode 000, which root may read all the same."""
+    """Simulate mode 000, which does not apply to root."""
     for name in ("open", "read_text", "iterdir"):
         usual = getattr(Path, name)
 
@@ -121,7 +119,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, closed: Path) -> None:
         monkeypatch.setattr(Path, name, refuse)
 
 
-def test_found_by_many_names(archive: SessionArchive, tmp_path: Path) -> None:
+def test_find_by_several_names(archive: SessionArchive, tmp_path: Path) -> None:
     first, second = keep(archive, 1, "Why is the sky blue?"), keep(archive, 2, "Ähnlich?")
     assert archive.find(first.id) == archive.find(first.id.upper()) == archive.file_for(first)
     assert archive.find("20260101-000002") == archive.file_for(second)

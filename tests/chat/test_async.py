@@ -1,4 +1,4 @@
-"""Sessions and engines for `async` callers: turns, cancellation, and no thread left behind."""
+"""Sessions and engines for `async` callers: turns, cancellation, and no leftover threads."""
 
 import asyncio
 import threading
@@ -19,11 +19,11 @@ from tests.support.waiting import PATIENCE
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """None of ours, soon after the end."""
+    """Check that none of our threads is left soon after the end."""
     before = set(threading.enumerate())
     yield
     ours = [t for t in threading.enumerate() if t.name.startswith("offspec") and t not in before]
-    for thread in ours:  # what is not waited for is collected with the loop, and then ends
+    for thread in ours:  # generators that are not awaited are collected with the loop
         thread.join(PATIENCE)
     assert [thread.name for thread in ours if thread.is_alive()] == []
 
@@ -46,12 +46,12 @@ async def test_tasks_take_turns() -> None:
     assert any(isinstance(event, TreeSeen) for event in events) and len(session.branches) == 1
 
 
-async def test_cancelled_in_the_middle_of_a_pass() -> None:
+async def test_cancel_in_the_middle_of_a_pass() -> None:
     engine = ScriptedEngine([LONG, "Yes."])
     session = engine.chat()
     engine.gate = PassGate(1)
     task = asyncio.create_task(drain(session.asend("Count.")))
-    await until(engine.held)
+    await until(engine.at_gate)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -61,12 +61,12 @@ async def test_cancelled_in_the_middle_of_a_pass() -> None:
     assert [e async for e in session.asend("Go on.")]
 
 
-async def test_cancelled_while_it_waits_for_its_turn() -> None:
+async def test_cancel_while_waiting_for_a_turn() -> None:
     engine = ScriptedEngine([LONG])
     session = engine.chat()
     engine.gate.clear()
     first = asyncio.create_task(drain(session.asend("One.")))
-    await until(engine.held)
+    await until(engine.at_gate)
     second = asyncio.create_task(drain(session.asend("Two.")))
     await asyncio.sleep(0.1)
     second.cancel()
@@ -78,7 +78,7 @@ async def test_cancelled_while_it_waits_for_its_turn() -> None:
     assert session.conversation.turns == 1 and session.messages[-1].finish == "eos"
 
 
-async def test_closed_early() -> None:
+async def test_early_close() -> None:
     engine = ScriptedEngine([LONG])
     session = engine.chat()
     engine.gate.clear()
@@ -87,7 +87,7 @@ async def test_closed_early() -> None:
             break
     assert session.messages[-1].finish == "halted"
     async for _ in session.asend("Never begun."):
-        break  # closed by the loop when it is collected, or at the end
+        break  # closed by the loop when collected, or at the end
     session = ScriptedEngine([LONG]).chat()
     await session.asend("Count.").aclose()
     assert session.messages == ()
@@ -102,7 +102,7 @@ async def test_errors_reach_the_caller() -> None:
     assert session.messages[-1].finish == "failed"
 
 
-def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
+def test_closed_loop_does_not_keep_the_thread() -> None:
     go = threading.Event()
 
     def events() -> Generator[Event, None, None]:
@@ -123,7 +123,7 @@ def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
         asyncio.run(stream.aclose())
 
 
-async def test_one_that_may_not_wait_does_not() -> None:
+async def test_non_blocking_request_does_not_wait() -> None:
     turns = ExclusiveUse("busy")
 
     def take() -> None:
@@ -139,7 +139,7 @@ async def test_one_that_may_not_wait_does_not() -> None:
 
 
 @pytest.mark.exhaustive
-async def test_an_engine(tmp_path: Path) -> None:
+async def test_async_engine(tmp_path: Path) -> None:
     from offspec.core.config import SamplingParams
     from tests.support.tiny_models import tiny_engine, write_model
 
@@ -161,4 +161,4 @@ async def test_an_engine(tmp_path: Path) -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert list(held)  # the one that held the turn goes on
+        assert list(held)  # the holder of the turn continues

@@ -1,4 +1,4 @@
-"""The file of a session: whose it is, when it is written, and what is in it after a fault."""
+"""The file of a session: its lock, when it is written, and its content after an error."""
 
 import errno
 import subprocess
@@ -33,7 +33,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "kept.json"
+    return tmp_path / "saved_session.json"
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def kept(engine: ScriptedEngine, file: Path) -> Session:
-    """A session with one question, kept in the file."""
+def saved_session(engine: ScriptedEngine, file: Path) -> Session:
+    """A session with one question, saved in the file."""
     session = engine.chat()
     session.keep(file)
     list(session.send("One."))
@@ -54,7 +54,7 @@ def contents(file: Path) -> list[str]:
     return [message.content for message in Conversation.read(file).messages]
 
 
-def test_two_sessions_do_not_keep_one_file(kept: Session, file: Path, tmp_path: Path) -> None:
+def test_two_sessions_cannot_share_a_file(saved_session: Session, file: Path, tmp_path: Path) -> None:
     archive, before = SessionArchive(tmp_path), file.read_bytes()
     assert archive.is_in_use(file)
     link = tmp_path / "link.json"
@@ -63,32 +63,38 @@ def test_two_sessions_do_not_keep_one_file(kept: Session, file: Path, tmp_path: 
     other = ScriptedEngine(["x"]).chat()
     list(other.send("Mine."))
     for name in (file, link):
-        with pytest.raises(SessionError, match=r"kept\.json is open in another terminal; close it there"):
+        with pytest.raises(
+            SessionError, match=r"saved_session\.json is open in another terminal; close it there"
+        ):
             other.resume(Conversation.read(name), name)
         with pytest.raises(SessionError, match="another terminal"):
             other.keep(name)
     assert [message.content for message in other.messages] == ["Mine.", "x"]
     assert file.read_bytes() == before
-    kept.close()
+    saved_session.close()
     assert not archive.is_in_use(file) and not list(tmp_path.glob(".*"))
     other.resume(Conversation.read(file), file)
     assert archive.is_in_use(file)
     list(other.send("More."))
     assert contents(file) == ["One.", "a b", "More.", "x"]
-    list(kept.send("Kept nowhere."))
+    list(saved_session.send("Kept nowhere."))
     assert len(contents(file)) == 4
 
 
-def test_a_file_that_is_left_is_free(kept: Session, file: Path, tmp_path: Path) -> None:
-    for leave in (kept.clear, lambda: kept.keep(None), lambda: kept.resume(Conversation(model="demo"))):
-        kept.keep(file)
+def test_leaving_a_file_releases_its_lock(saved_session: Session, file: Path, tmp_path: Path) -> None:
+    for leave in (
+        saved_session.clear,
+        lambda: saved_session.keep(None),
+        lambda: saved_session.resume(Conversation(model="demo")),
+    ):
+        saved_session.keep(file)
         assert SessionArchive(tmp_path).is_in_use(file)
         leave()
         assert not SessionArchive(tmp_path).is_in_use(file) and not list(tmp_path.glob(".*"))
     assert contents(file) == ["One.", "a b"]
 
 
-def test_a_session_that_is_forgotten_frees_its_file(engine: ScriptedEngine, file: Path) -> None:
+def test_garbage_collected_session_releases_its_file(engine: ScriptedEngine, file: Path) -> None:
     session = engine.chat()
     session.keep(file)
     list(session.send("One."))
@@ -97,9 +103,9 @@ def test_a_session_that_is_forgotten_frees_its_file(engine: ScriptedEngine, file
     assert not SessionArchive(file.parent).is_in_use(file)
 
 
-def test_another_process_and_what_it_leaves_behind(kept: Session, file: Path, tmp_path: Path) -> None:
+def test_locks_of_other_processes(saved_session: Session, file: Path, tmp_path: Path) -> None:
     archive = SessionArchive(tmp_path)
-    kept.close()
+    saved_session.close()
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -107,15 +113,15 @@ def test_another_process_and_what_it_leaves_behind(kept: Session, file: Path, tm
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         assert archive.is_in_use(file)
         with pytest.raises(SessionError, match="another terminal"):
-            kept.keep(file)
+            saved_session.keep(file)
         process.kill()
     assert list(tmp_path.glob(".*")) and not archive.is_in_use(file)  # the lock of a dead process
-    kept.keep(file)
+    saved_session.keep(file)
     assert archive.is_in_use(file)
 
 
-def test_to_look_is_not_to_write(kept: Session, file: Path) -> None:
-    kept.close()
+def test_reading_does_not_write(saved_session: Session, file: Path) -> None:
+    saved_session.close()
     before, inode = file.read_bytes(), file.stat().st_ino
     other = ScriptedEngine(config=EngineConfig(model="other")).chat()
     other.resume(Conversation.read(file), file)
@@ -123,34 +129,36 @@ def test_to_look_is_not_to_write(kept: Session, file: Path) -> None:
     assert file.read_bytes() == before and file.stat().st_ino == inode
 
 
-def test_a_conversation_does_not_take_its_own_place(kept: Session, file: Path, full: list[int]) -> None:
+def test_conversation_does_not_conflict_with_itself(
+    saved_session: Session, file: Path, full: list[int]
+) -> None:
     full.append(errno.ENOSPC)
-    list(kept.send("Two."))  # which is not in the file
+    list(saved_session.send("Two."))  # it is not in the file
     full.clear()
     with pytest.raises(RequestError, match="already"):
-        kept.resume(Conversation.read(file), file)
-    assert len(kept.messages) == 4
+        saved_session.resume(Conversation.read(file), file)
+    assert len(saved_session.messages) == 4
 
 
-def test_a_folder_where_no_lock_can_be_made(
-    kept: Session, file: Path, monkeypatch: pytest.MonkeyPatch
+def test_folder_without_lock_support(
+    saved_session: Session, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.close()
+    saved_session.close()
 
     def refuse(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
     assert not SessionArchive(file.parent).is_in_use(file)
-    kept.resume(Conversation.read(file), file)
-    list(kept.send("Two."))
+    saved_session.resume(Conversation.read(file), file)
+    list(saved_session.send("Two."))
     assert contents(file) == ["One.", "a b", "Two.", "c d"]
 
 
-def test_a_new_file_is_private_and_made_with_the_first_question(
+def test_new_file_is_private_and_created_by_the_first_question(
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    file = tmp_path / "sessions" / "kept.json"
+    file = tmp_path / "sessions" / "saved_session.json"
     session = engine.chat(system="Be kind.")
     session.keep(file)
     session.params = SamplingParams(seed=1)
@@ -160,7 +168,7 @@ def test_a_new_file_is_private_and_made_with_the_first_question(
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_link_stays_a_link(engine: ScriptedEngine, tmp_path: Path) -> None:
+def test_symlink_is_kept(engine: ScriptedEngine, tmp_path: Path) -> None:
     link, target = tmp_path / "link.json", tmp_path / "elsewhere" / "target.json"
     link.symlink_to(target)
     session = engine.chat()
@@ -173,14 +181,14 @@ def test_a_link_stays_a_link(engine: ScriptedEngine, tmp_path: Path) -> None:
     assert link.is_symlink() and Conversation.read(target).id != session.conversation.id
 
 
-def test_what_is_set_between_questions_is_written_at_once(kept: Session, file: Path) -> None:
-    kept.params = SamplingParams(temperature=0.5)
+def test_settings_are_written_immediately(saved_session: Session, file: Path) -> None:
+    saved_session.params = SamplingParams(temperature=0.5)
     assert Conversation.read(file).params.temperature == 0.5
-    kept.system = "Be kind."
+    saved_session.system = "Be kind."
     assert Conversation.read(file).system == "Be kind."
 
 
-def test_a_refused_first_question_leaves_no_file(engine: ScriptedEngine, file: Path) -> None:
+def test_refused_first_question_creates_no_file(engine: ScriptedEngine, file: Path) -> None:
     engine.closed = True
     session = engine.chat()
     session.conversation.updated = "2026-01-01T00:00:00Z"
@@ -191,41 +199,49 @@ def test_a_refused_first_question_leaves_no_file(engine: ScriptedEngine, file: P
     assert session.messages == () and session.conversation.title == ""
 
 
-def test_what_is_on_no_disk_is_not_let_go(kept: Session, file: Path, full: list[int], tmp_path: Path) -> None:
+def test_unsaved_conversation_is_not_discarded(
+    saved_session: Session, file: Path, full: list[int], tmp_path: Path
+) -> None:
     other = tmp_path / "other.json"
-    kept.save(other)
+    saved_session.save(other)
     full.append(errno.ENOSPC)
-    list(kept.send("Two."))
-    talk, another = kept.conversation, Conversation.read(other)
-    for leave in (kept.clear, lambda: kept.resume(another, other), lambda: kept.keep(tmp_path / "new.json")):
+    list(saved_session.send("Two."))
+    talk, another = saved_session.conversation, Conversation.read(other)
+    for leave in (
+        saved_session.clear,
+        lambda: saved_session.resume(another, other),
+        lambda: saved_session.keep(tmp_path / "new.json"),
+    ):
         with pytest.raises(DiskFullError) as caught:
             leave()
         assert (
-            kept.conversation is talk and len(kept.messages) == 4 and SessionArchive(tmp_path).is_in_use(file)
+            saved_session.conversation is talk
+            and len(saved_session.messages) == 4
+            and SessionArchive(tmp_path).is_in_use(file)
         )
-        assert not SessionArchive(tmp_path).is_in_use(other) and "kept.json" in str(caught.value)
+        assert not SessionArchive(tmp_path).is_in_use(other) and "saved_session.json" in str(caught.value)
     full.clear()
-    kept.clear()
-    assert contents(file) == ["One.", "a b", "Two.", "c d"] and kept.messages == ()
+    saved_session.clear()
+    assert contents(file) == ["One.", "a b", "Two.", "c d"] and saved_session.messages == ()
 
 
-def test_closing_lets_go_even_where_it_cannot_write(
-    kept: Session, file: Path, full: list[int], tmp_path: Path
+def test_close_releases_the_lock_if_writing_fails(
+    saved_session: Session, file: Path, full: list[int], tmp_path: Path
 ) -> None:
     full.append(errno.ENOSPC)
-    list(kept.send("Two."))
+    list(saved_session.send("Two."))
     with pytest.raises(DiskFullError):
-        kept.close()
+        saved_session.close()
     assert not SessionArchive(tmp_path).is_in_use(file)
-    kept.close()
+    saved_session.close()
 
 
-def test_an_early_snapshot_does_not_lie_over_a_later_one(
-    kept: Session, file: Path, monkeypatch: pytest.MonkeyPatch
+def test_old_snapshot_does_not_overwrite_a_newer_one(
+    saved_session: Session, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody saves while the answer comes, and is slow: what the answer writes comes after it."""
+    """A save during the answer is slow: the answer's own write follows it."""
     write, saving, go = Conversation.write, threading.Event(), threading.Event()
-    saver = threading.Thread(target=lambda: kept.save(file), name="saver")
+    saver = threading.Thread(target=lambda: saved_session.save(file), name="saver")
 
     def slow(talk: Conversation, target: Path) -> None:
         if threading.current_thread() is saver:
@@ -234,7 +250,7 @@ def test_an_early_snapshot_does_not_lie_over_a_later_one(
         write(talk, target)
 
     monkeypatch.setattr(Conversation, "write", slow)
-    for event in kept.send("Two."):
+    for event in saved_session.send("Two."):
         if isinstance(event, TextDelta):
             saver.start()
             assert saving.wait(PATIENCE)
@@ -243,10 +259,10 @@ def test_an_early_snapshot_does_not_lie_over_a_later_one(
     assert contents(file) == ["One.", "a b", "Two.", "c d"]
 
 
-def test_time_that_passes_is_nothing_new(
-    kept: Session, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+def test_elapsed_time_alone_causes_no_write(
+    saved_session: Session, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a pass takes long the file is not written again and again."""
+    """During a long pass the file is not written again and again."""
     monkeypatch.setattr(keeper, "INTERVAL_S", 0.01)
     said: list[int] = []
     write = Conversation.write
@@ -257,20 +273,20 @@ def test_time_that_passes_is_nothing_new(
 
     monkeypatch.setattr(Conversation, "write", listen)
     engine.answers = [LONG]
-    for event in kept.send("Two."):
+    for event in saved_session.send("Two."):
         if isinstance(event, TextDelta):
             time.sleep(0.1)
-    # The question, the three passes, the end; twice what comes between a look and the write that follows it.
+    # The question, three passes and the end; twice a change between a check and the write after it.
     assert len(said) <= 1 + 2 * 3 + 1
 
 
-def test_a_copy_is_a_conversation_of_its_own(kept: Session, file: Path, tmp_path: Path) -> None:
+def test_copy_is_a_separate_conversation(saved_session: Session, file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.json"
-    kept.save(copy)
+    saved_session.save(copy)
     first = Conversation.read(copy)
     mine = Conversation.read(file)
     assert first.id != mine.id and replace(first, id=mine.id) == mine
-    kept.save(copy)
+    saved_session.save(copy)
     assert Conversation.read(copy).id == first.id
     archive = SessionArchive(tmp_path)
     assert archive.find(first.id) == copy and archive.find(mine.id) == file
@@ -278,24 +294,24 @@ def test_a_copy_is_a_conversation_of_its_own(kept: Session, file: Path, tmp_path
     again.save(copy)
     assert Conversation.read(copy).id == first.id
     long = replace(mine, id="x" * 64)
-    kept.resume(long)
-    kept.save(tmp_path / "long.json")
+    saved_session.resume(long)
+    saved_session.save(tmp_path / "long.json")
     assert len(Conversation.read(tmp_path / "long.json").id) == 64
 
 
-def test_nothing_is_written_that_could_not_be_read(kept: Session, file: Path) -> None:
+def test_invalid_data_is_never_written(saved_session: Session, file: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(RequestError, match="Unicode"):
-        kept.params = SamplingParams(stop=("\ud800",))
+        saved_session.params = SamplingParams(stop=("\ud800",))
     with pytest.raises(RequestError, match="Unicode"):
-        kept.system = "\udfff"
+        saved_session.system = "\udfff"
     with pytest.raises(RequestError, match="Unicode"):
         ScriptedEngine().chat(system="\udfff")
-    title, kept.conversation.title = kept.conversation.title, "caf\udce9"
+    title, saved_session.conversation.title = saved_session.conversation.title, "caf\udce9"
     with pytest.raises(OffspecError, match="Unicode"):
-        kept.save(file)
-    assert [event for event in kept.send("Two.") if isinstance(event, Notice)]
+        saved_session.save(file)
+    assert [event for event in saved_session.send("Two.") if isinstance(event, Notice)]
     assert file.read_bytes() == before
-    kept.conversation.title = title
-    kept.save(file)
+    saved_session.conversation.title = title
+    saved_session.save(file)
     assert len(contents(file)) == 4

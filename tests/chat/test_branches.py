@@ -1,4 +1,4 @@
-"""Retries and edits: what they replace is kept, found again, and written to the file."""
+"""Retries and edits: the replaced turns are kept, can be selected again, and are written to the file."""
 
 import asyncio
 import json
@@ -23,11 +23,11 @@ from tests.support.waiting import wait_until
 
 
 def versions(session: Session) -> list[tuple[int, int, list[str]]]:
-    """Every fork: where it is, which version is active, and the last message of each."""
+    """Every fork: its position, the active version, and the last message of each version."""
     return [(f.at, f.active, [v[-1].content for v in f.versions]) for f in session.branches]
 
 
-def test_a_retry_keeps_the_answer_before() -> None:
+def test_retry_keeps_the_previous_answer() -> None:
     engine = ScriptedEngine(["a b", "c d", "e f", "g"])
     session = engine.chat()
     list(session.send("One?"))
@@ -43,7 +43,7 @@ def test_a_retry_keeps_the_answer_before() -> None:
     assert said(session) == ["One?", "a b", "Two?", "g"], "with what followed it"
 
 
-def test_an_edit_keeps_the_question_before() -> None:
+def test_edit_keeps_the_previous_question() -> None:
     engine = ScriptedEngine(["a", "b", "c", "d"])
     session = engine.chat()
     with pytest.raises(RequestError, match="no question"):
@@ -64,7 +64,7 @@ def test_an_edit_keeps_the_question_before() -> None:
 
 
 @pytest.mark.parametrize("script", ["b", Script("b", fail_after=0)], ids=["stopped", "failed"])
-def test_a_retry_of_which_nothing_came_replaces_nothing(tmp_path: Path, script: Any) -> None:
+def test_empty_retry_replaces_nothing(tmp_path: Path, script: Any) -> None:
     session = ScriptedEngine(["a", script, "c"]).chat()
     session.keep(tmp_path / "kept.json")
     list(session.send("One?"))
@@ -81,8 +81,8 @@ def test_a_retry_of_which_nothing_came_replaces_nothing(tmp_path: Path, script: 
     assert versions(session) == [(0, 1, ["a", "c"])]
 
 
-def test_a_question_without_an_answer() -> None:
-    """Another answer replaces none; another question is the only one, as after a kill."""
+def test_question_without_an_answer() -> None:
+    """A new answer replaces none; a new question is the only one, as after a kill."""
     session = ScriptedEngine([Script("x", fail_after=0), "b", "c"]).chat()
     with pytest.raises(StreamError):
         list(session.send("One?"))
@@ -117,7 +117,7 @@ def seeded(session: Session, seed: int | None) -> None:
     session.params = replace(session.params, seed=seed)
 
 
-def test_a_retry_moves_a_fixed_seed_on() -> None:
+def test_retry_increments_a_fixed_seed() -> None:
     engine = ScriptedEngine(["x"])
     session = engine.chat(params=SamplingParams(temperature=1.0))
     list(session.send("One?"))  # with a seed of its own
@@ -130,41 +130,41 @@ def test_a_retry_moves_a_fixed_seed_on() -> None:
     assert len({tuple(asked.prompt) for asked in engine.requests}) == 1
 
 
-def test_a_fixed_seed_is_none_that_a_version_had() -> None:
+def test_fixed_seed_differs_from_all_versions() -> None:
     engine = ScriptedEngine(["a", "b", "c"])
     session = engine.chat(params=SamplingParams(temperature=1.0, seed=5))
     list(session.send("One?"))
     list(session.retry())
     session.switch(0)
     engine.closed = True
-    with pytest.raises(ClosedError):  # which moves nothing
+    with pytest.raises(ClosedError):  # moves nothing
         list(session.retry())
     engine.closed = False
     list(session.retry())
-    list(session.send("Two?"))  # which has no version as yet
+    list(session.send("Two?"))  # has no version yet
     list(session.retry())
     assert seeds(engine) == [5, 6, 7, 5, 6]
 
 
-def test_a_seed_set_anew_where_the_last_answer_had_one_near_it() -> None:
+def test_newly_set_seed_close_to_the_last_one() -> None:
     engine = ScriptedEngine(["x"])
     session = engine.chat(params=SamplingParams(temperature=1.0, seed=3))
     list(session.send("One?"))
     seeded(session, 2)
     list(session.send("Two?"))
     list(session.retry())  # 3
-    session.rewind()  # back to an answer with that seed, which was not come to by retries
+    session.rewind()  # back to an answer with that seed, which no retry chose
     list(session.send("Two?"))
     session.rewind()
     list(session.retry())
     assert seeds(engine) == [3, 2, 3, 2, 2]
 
 
-# What the file holds
+# Content of the file
 
 
 def nested() -> Conversation:
-    """Two versions of the second turn; one of those that follow the first has two of its third."""
+    """Two versions of the second turn; one of them is followed by two versions of the third."""
     q = [Message("user", f"Question {n}?") for n in range(4)]
     a = [Message("assistant", f"Answer {n}.", finish="eos") for n in range(6)]
     inner = Branch(4, 1, (q[2], a[3]))
@@ -172,7 +172,7 @@ def nested() -> Conversation:
     return Conversation(model="demo", messages=[q[0], a[0], q[1], a[5]], branches=branches)
 
 
-def test_the_file_holds_branches_line_by_line(tmp_path: Path) -> None:
+def test_file_has_one_line_per_branch_message(tmp_path: Path) -> None:
     talk = nested()
     talk.write(tmp_path / "x.json")
     assert Conversation.read(tmp_path / "x.json") == talk
@@ -196,7 +196,7 @@ def test_the_file_holds_branches_line_by_line(tmp_path: Path) -> None:
     ], "a question that is asked again is written once"
 
 
-def test_a_conversation_without_branches_is_of_version_1() -> None:
+def test_conversation_without_branches_uses_format_version_1() -> None:
     talk = nested()
     talk.branches = ()
     text = talk.to_text()
@@ -223,7 +223,7 @@ _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("where", "value", "complaint"), _WRONG)
-def test_a_damaged_branch_is_named_with_its_place(
+def test_damaged_branch_is_named_with_its_position(
     tmp_path: Path, where: tuple[Any, ...], value: Any, complaint: str
 ) -> None:
     data: Any = json.loads(nested().to_text())
@@ -238,7 +238,7 @@ def test_a_damaged_branch_is_named_with_its_place(
     assert complaint in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
-def test_branches_in_branches_without_end(tmp_path: Path) -> None:
+def test_deeply_nested_branches(tmp_path: Path) -> None:
     deep = '{"at": 0, "number": 0, "messages": [], "branches": ['
     begin = nested().to_text().split('"branches": [')[0]
     for count in (5000, 450, 300):
@@ -248,9 +248,7 @@ def test_branches_in_branches_without_end(tmp_path: Path) -> None:
             Conversation.read(tmp_path / "x.json")
 
 
-def test_the_file_in_the_midst_of_a_retry_has_every_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_during_a_retry_has_every_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autosave, "INTERVAL_S", 0.01)
     file, whole = tmp_path / "kept.json", "The whole answer."
     session = ScriptedEngine([whole, "one two three four five six seven eight"]).chat()
@@ -269,12 +267,12 @@ def test_the_file_in_the_midst_of_a_retry_has_every_answer(
     events.close()
 
 
-# Any sequence of them, against turns that know their parents
+# Any sequence of operations, compared with turns that know their parents
 
 
 @dataclass(eq=False)
 class Turn:
-    """A question and its answer. latest: the one that was active last among those that follow it."""
+    """A question and its answer. latest: the child that was active last."""
 
     parent: "Turn | None"
     question: str = ""
@@ -320,8 +318,8 @@ def compare(session: Session, root: Turn) -> None:
 
 @given(st.lists(st.sampled_from(_STEPS), min_size=12, max_size=24))
 @settings(deadline=None, max_examples=80)
-def test_no_answer_is_lost_by_any_sequence(actions: list[tuple[str, Any]]) -> None:
-    """stopped: after so many passes of two; None for an answer that comes to its end."""
+def test_no_sequence_of_operations_loses_an_answer(actions: list[tuple[str, Any]]) -> None:
+    """stopped: number of passes, of two, before a stop; None for an answer that finishes."""
     answers = [f"w{n}a w{n}b w{n}c w{n}d w{n}e w{n}f." for n in range(20)]
     engine = ScriptedEngine([Script(answer, pass_tokens=2) for answer in answers])
     session, root = engine.chat(), Turn(None)
@@ -372,7 +370,7 @@ def test_no_answer_is_lost_by_any_sequence(actions: list[tuple[str, Any]]) -> No
         compare(session, root)
 
 
-def test_a_tree_is_a_value() -> None:
+def test_trees_are_immutable() -> None:
     tree = MessageTree((Message("user", "One?"), Message("assistant", "a")))
     other = tree.forked(0).extended(Message("user", "Two?"))
     assert tree.branches == () and other.messages == (Message("user", "Two?"),)

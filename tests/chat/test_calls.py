@@ -1,4 +1,4 @@
-"""Calls of tools in every family's form: read right or refused whole, however the text is cut or cut off."""
+"""Tool calls in every family's format: parsed or refused as a whole, however the text is split or cut."""
 
 import json
 import random
@@ -86,7 +86,7 @@ FORMS: dict[str, Callable[[str, Arguments], str]] = {
 
 
 def taken(template: str, text: str, pieces: int) -> list[AnswerPart]:
-    """The parts of a text that comes in pieces of up to so many characters."""
+    """Parse a text that arrives in pieces of up to this many characters."""
     dice = random.Random(pieces)
     parts, reader, at = (
         list[AnswerPart](),
@@ -125,8 +125,8 @@ def chosen(dice: random.Random) -> tuple[str, Arguments]:
 
 
 @pytest.mark.parametrize("template", FORMS)
-def test_calls_of_a_family(template: str) -> None:
-    """300 of them: the same in pieces of any size; whole, and with the end cut off somewhere."""
+def test_calls_of_each_family(template: str) -> None:
+    """300 calls: the same in pieces of any size; complete, and truncated."""
     dice = random.Random(template)
     write = FORMS[template]
     for _ in range(300):
@@ -141,7 +141,7 @@ def test_calls_of_a_family(template: str) -> None:
 
 
 @pytest.mark.parametrize("template", FORMS)
-def test_a_stray_mark_before_a_call_loses_nothing(template: str) -> None:
+def test_stray_mark_before_a_call(template: str) -> None:
     call = FORMS[template]("write_file", {"path": "a"})
     mark = "<|channel|>" if template == "<|channel|>" else call[: call.index("write_file")].strip()[:11]
     if chat_format_of(template) and not chat_format_of(template).at_start:  # type: ignore[union-attr]
@@ -159,7 +159,7 @@ UNCLOSED = {
 
 @pytest.mark.parametrize("case", UNCLOSED)
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_parameter_ends_at_the_next_tag(case: str, bare: bool) -> None:
+def test_parameter_ends_at_the_next_tag(case: str, bare: bool) -> None:
     text = f"<function=write_file>\n{UNCLOSED[case]}</function>"
     text = f"I look.\n\n{text}\n</tool_call>" if bare else f"I look.\n\n<tool_call>\n{text}\n</tool_call>"
     for pieces in (1, 9, len(text)):
@@ -174,16 +174,16 @@ def test_a_parameter_ends_at_the_next_tag(case: str, bare: bool) -> None:
     ids=["nothing", "without path", "path", "count", "deep"],
 )
 @pytest.mark.parametrize("template", FORMS)
-def test_arguments_that_the_schema_does_not_allow_are_no_call(template: str, given: Arguments) -> None:
+def test_arguments_that_violate_the_schema_are_text(template: str, given: Arguments) -> None:
     parts = taken(template, FORMS[template]("write_file", given), 6)
     if template in ("<function=", "<arg_key>") and given.get("path") == 3:
-        given = {"path": "3"}  # a text stands there without quotes
+        given = {"path": "3"}  # a text without quotes
         assert calls_of(parts) == [("write_file", given)]
     else:
         assert not calls_of(parts) and text_of(parts)
 
 
-def test_a_schema_that_cannot_be_followed_allows_everything() -> None:
+def test_unsupported_schema_allows_everything() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]
     reader = ChatFormatParser(chat_format_of("<tool_call>"), None, tools=tools)
     assert calls_of([*reader.feed(hermes("f", {"a": 1})), *reader.finish()]) == [("f", {"a": 1})]
@@ -204,7 +204,7 @@ VALUES: list[tuple[Any, str, Any]] = [
 
 
 @pytest.mark.parametrize("case", range(len(VALUES)))
-def test_values_without_quotes_are_read_by_their_schema(case: int) -> None:
+def test_unquoted_values_are_parsed_by_their_schema(case: int) -> None:
     schema, text, expected = VALUES[case]
     parameters = {"properties": {"a": schema}, "$defs": {"text": {"type": "string"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
@@ -213,8 +213,8 @@ def test_values_without_quotes_are_read_by_their_schema(case: int) -> None:
     assert calls_of([*reader.feed(call), *reader.finish()]) == [("f", {"a": expected})]
 
 
-def test_a_schema_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a pattern of a client take time."""
+def test_schemas_fetch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's pattern cannot take long either."""
     import urllib.request
 
     def forbidden(*_: Any, **__: Any) -> None:
@@ -236,7 +236,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("template", LONG)
-def test_what_only_begins_calls_is_read_in_one_go(template: str) -> None:
+def test_incomplete_marks_are_parsed_in_linear_time(template: str) -> None:
     for piece in LONG[template]:
         text = piece * (30_000 // len(piece))
         parts = taken(template, text, 40)

@@ -1,4 +1,4 @@
-"""Conversations and their files: what is written is read again, and what was damaged is named on one line."""
+"""Conversations and their files: round trips, and one-line errors for damaged files."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 
 @given(conversations())
 @settings(deadline=None, max_examples=50)
-def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, talk: Conversation) -> None:
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, talk: Conversation) -> None:
     file = tmp_path_factory.mktemp("talk") / "x.json"
     talk.write(file)
     assert Conversation.read(file) == talk
@@ -84,7 +84,7 @@ def as_json() -> dict[str, Any]:
     return data
 
 
-def test_the_file_is_lines_that_a_person_can_read() -> None:
+def test_file_is_readable_lines() -> None:
     lines = sample().to_text().splitlines()
     assert lines[0].startswith('{"offspec_session": 1, "id": "20260102-030405-abcdef", "title": "Why"')
     assert lines[1] == '{"role": "user", "content": "Why\\nso?"},' and len(lines) == 5
@@ -130,7 +130,7 @@ _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("where", "value", "complaint"), _WRONG)
-def test_what_is_wrong_is_named(tmp_path: Path, where: tuple[Any, ...], value: Any, complaint: str) -> None:
+def test_invalid_values_are_named(tmp_path: Path, where: tuple[Any, ...], value: Any, complaint: str) -> None:
     data = as_json()
     place = data
     for key in where[:-1]:
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, where: tuple[Any, ...], value: A
         Conversation.from_json(data)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_values_are_named() -> None:
     for key in as_json().keys() - {"offspec_session"}:
         data = as_json()
         del data[key]

@@ -1,4 +1,4 @@
-"""Prompts that begin as they did before: with made-up templates, a real tokenizer, and an engine's caches."""
+"""Prompts that keep the tokens of earlier turns: with made-up templates, a tokenizer, and real caches."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ END = "<|end|>"
 
 
 class Letters:
-    """Tokenizes by pairs of letters, so that what was said in single letters would come out otherwise."""
+    """Tokenizes by pairs of letters, unlike a text that was generated letter by letter."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -47,15 +47,15 @@ class Letters:
         return "".join(self.words[i] for i in ids)
 
 
-class Trimming(Letters):
-    """A template that takes spaces off the ends."""
+class StripsSpaces(Letters):
+    """A template that strips spaces."""
 
     def content(self, message: Mapping[str, str], messages: Sequence[Mapping[str, str]]) -> str:
         return message["content"].strip()
 
 
-class Thoughtless(Letters):
-    """A template that begins answers with a thought, and leaves thoughts out of all that was said before."""
+class OmitsReasoning(Letters):
+    """A template that opens answers with reasoning, and omits earlier reasoning."""
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         return super().render(messages) + "<think>\n"
@@ -72,27 +72,27 @@ def question(text: str) -> Message:
     return Message("user", text)
 
 
-def spoken(
+def letterwise_answer(
     wording: Letters, text: str, *ending: str, content: str | None = None, opened: str = ""
 ) -> Message:
-    """An answer said letter by letter."""
+    """An answer generated letter by letter."""
     ids = wording.ids([*text, *ending])
     return Message("assistant", text if content is None else content, ids, "eos", opened=opened)
 
 
-def followed(wording: Letters, answer: Message) -> tuple[EncodedPrompt, EncodedPrompt]:
-    """The prompt before an answer, and the one that follows it."""
+def prompts_around(wording: Letters, answer: Message) -> tuple[EncodedPrompt, EncodedPrompt]:
+    """Return the prompt before an answer, and the next prompt."""
     transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     return first, transcript.encode(asked(question("Hello?"), answer, question("Why?")))
 
 
 @pytest.mark.parametrize("ending", [(END,), (), ("<|other|>",)])
-def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
-    """Whether it ended as the template has it, was halted, or ended in another token."""
+def test_answers_keep_their_tokens(ending: tuple[str, ...]) -> None:
+    """Whether it ended as in the template, was halted, or ended in another token."""
     wording = Letters()
-    answer = spoken(wording, "Good day", *ending)
-    first, second = followed(wording, answer)
+    answer = letterwise_answer(wording, "Good day", *ending)
+    first, second = prompts_around(wording, answer)
     kept = [*first.ids, *wording.ids("Good day"), *wording.ids([END])]
     assert second.ids[: len(kept)] == kept
     talk = asked(question("Hello?"), answer, question("Why?"))
@@ -100,66 +100,68 @@ def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
     assert PromptReuse(wording).encode(talk) == second  # resumed
 
 
-def test_what_a_template_trims_is_tokenized_anew() -> None:
-    wording = Trimming()
+def test_text_stripped_by_the_template_is_tokenized_again() -> None:
+    wording = StripsSpaces()
     transcript = PromptReuse(wording)
     talk = [question("Hello?")]
     first = transcript.encode(asked(*talk))
-    talk += [spoken(wording, " Good day", END), question("Why?")]
+    talk += [letterwise_answer(wording, " Good day", END), question("Why?")]
     second = transcript.encode(asked(*talk))
     assert second.ids[: len(first.ids)] == first.ids
     assert wording.decode_with_special(second.ids) == wording.render(asked(*talk).prompt())
-    talk += [spoken(wording, "So", END), question("I?")]
+    talk += [letterwise_answer(wording, "So", END), question("I?")]
     kept = [*second.ids, *wording.ids(["S", "o", END])]
     assert transcript.encode(asked(*talk)).ids[: len(kept)] == kept
 
 
-def test_thoughts_that_a_template_leaves_out() -> None:
-    wording = Thoughtless()
+def test_reasoning_omitted_by_the_template() -> None:
+    wording = OmitsReasoning()
     transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     assert first.opened == "<think>\n"
-    said = spoken(wording, "Hm.</think>\nGood day", END, opened=first.opened)
+    said = letterwise_answer(wording, "Hm.</think>\nGood day", END, opened=first.opened)
     second = transcript.encode(asked(question("Hello?"), said, question("Why?")))
     assert "Hm" not in wording.decode_with_special(second.ids) and "Good day" in wording.decode_with_special(
         second.ids
     )
-    assert transcript.encode(asked(question("Hello?"))) == first  # taken back: as it was asked at first
+    assert transcript.encode(asked(question("Hello?"))) == first  # undone: as asked at first
 
 
-def test_a_thought_that_was_halted_goes_on_from_its_tokens() -> None:
-    wording = Thoughtless()
-    answer = spoken(wording, "Hm, what", opened="<think>\n")
-    first, second = followed(wording, answer)
+def test_halted_reasoning_continues_from_its_tokens() -> None:
+    wording = OmitsReasoning()
+    answer = letterwise_answer(wording, "Hm, what", opened="<think>\n")
+    first, second = prompts_around(wording, answer)
     kept = [*first.ids, *(answer.token_ids or ())]
     assert second.ids[: len(kept)] == kept
 
 
-def test_a_character_that_was_cut_in_two_keeps_its_tokens() -> None:
+def test_partial_character_keeps_its_tokens() -> None:
     wording = Letters()
     answer = Message("assistant", "a\ufffd", wording.ids(["a", "\ufffd"]), "length")
-    first, second = followed(wording, answer)
+    first, second = prompts_around(wording, answer)
     assert second.ids[: len(first.ids) + 2] == [*first.ids, *(answer.token_ids or ())]
 
 
 @pytest.mark.parametrize("ids", [(10**9,), (0, 0, 0), (-1,), ()])
-def test_tokens_of_another_model_are_not_believed(ids: tuple[int, ...]) -> None:
+def test_tokens_of_another_model_are_ignored(ids: tuple[int, ...]) -> None:
     wording = Letters()
-    text = wording.decode_with_special(followed(wording, Message("assistant", "Good day", ids, "eos"))[1].ids)
+    text = wording.decode_with_special(
+        prompts_around(wording, Message("assistant", "Good day", ids, "eos"))[1].ids
+    )
     assert text.count("Good day") == 1 and text.startswith("<|user|>Hello?")
 
 
-def test_an_answer_that_was_edited_in_the_file_says_what_it_says_now() -> None:
+def test_answer_edited_in_the_file_is_tokenized_again() -> None:
     wording = Letters()
-    answer = spoken(wording, "Good day", END, content="Good night")
-    text = wording.decode_with_special(followed(wording, answer)[1].ids)
+    answer = letterwise_answer(wording, "Good day", END, content="Good night")
+    text = wording.decode_with_special(prompts_around(wording, answer)[1].ids)
     assert "Good night" in text and "Good day" not in text
 
 
-def test_another_system_text_is_another_beginning() -> None:
+def test_new_system_text_changes_the_beginning() -> None:
     wording = Letters()
     transcript = PromptReuse(wording)
-    talk = [question("Hello?"), spoken(wording, "Good day", END), question("Why?")]
+    talk = [question("Hello?"), letterwise_answer(wording, "Good day", END), question("Why?")]
     plain = transcript.encode(asked(*talk))
     kind = asked(*talk, system="Be kind.")
     assert transcript.encode(kind) == PromptReuse(wording).encode(kind)
@@ -167,7 +169,7 @@ def test_another_system_text_is_another_beginning() -> None:
     assert transcript.encode(asked(*talk)) == plain
 
 
-def test_a_template_that_refuses_leaves_the_transcript_in_order() -> None:
+def test_template_error_leaves_the_transcript_intact() -> None:
     class Strict(Letters):
         def render(self, messages: Sequence[Mapping[str, str]]) -> str:
             if "bad" in messages[-1]["content"]:
@@ -177,7 +179,7 @@ def test_a_template_that_refuses_leaves_the_transcript_in_order() -> None:
     wording = Strict()
     transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
-    answer = spoken(wording, "Good day", END)
+    answer = letterwise_answer(wording, "Good day", END)
     with pytest.raises(RequestError):
         transcript.encode(asked(question("Hello?"), answer, question("bad")))
     fresh = PromptReuse(wording).encode(asked(question("Hello?"), answer, question("fine")))
@@ -189,16 +191,18 @@ words = st.text("ab <>\n", max_size=6)
 turns = st.lists(st.tuples(words, words, st.booleans()), max_size=6)
 
 
-@given(turns, st.sampled_from([Letters, Trimming, Thoughtless]), st.lists(st.integers(0, 6), max_size=4))
-def test_whatever_was_said_the_ids_spell_what_the_template_writes(
+@given(
+    turns, st.sampled_from([Letters, StripsSpaces, OmitsReasoning]), st.lists(st.integers(0, 6), max_size=4)
+)
+def test_ids_always_spell_the_rendered_template(
     said: list[tuple[str, str, bool]], kind: type[Letters], cuts: list[int]
 ) -> None:
-    """Also after going back and forth."""
+    """Also after switching between versions."""
     wording = kind()
     messages = [
         message
         for ask, answer, ended in said
-        for message in (question(ask), spoken(wording, answer, *([END] if ended else [])))
+        for message in (question(ask), letterwise_answer(wording, answer, *([END] if ended else [])))
     ]
     transcript = PromptReuse(wording)
     for cut in [*cuts, 6]:
@@ -213,7 +217,7 @@ def test_whatever_was_said_the_ids_spell_what_the_template_writes(
 
 @pytest.mark.exhaustive
 def test_with_a_real_tokenizer(smollm2: Any) -> None:
-    """An answer said in tokens that its text would not be cut into, and a character that was cut short."""
+    """An answer in tokens that its text would not be split into, and a partial character."""
     text = "Unbelievable naïveté, 🦊 and 日本語.\n\n```python\nprint(1)\n```"
     ids = [i for letter in text for i in smollm2.tokenize(letter)]
     assert ids != smollm2.tokenize(text) and smollm2.decode_with_special(ids) == text
@@ -225,14 +229,14 @@ def test_with_a_real_tokenizer(smollm2: Any) -> None:
         second, kept = transcript.encode(talk), [*first.ids, *ids, *end]
         assert second.ids[: len(kept)] == kept
         assert smollm2.decode_with_special(second.ids) == smollm2.render(talk.prompt())
-    # Where nothing was said in another way, the ids are those of the whole text.
+    # If the tokens are the usual ones, the ids are those of the whole text.
     plain = Message("assistant", "Good day.", tuple(smollm2.tokenize("Good day.<|im_end|>")), "eos")
     talk = asked(question("Hello?"), plain, question("Why?"))
     assert PromptReuse(smollm2).encode(talk).ids == smollm2.tokenize(smollm2.render(talk.prompt()))
 
 
 class Words:
-    """The tiny tokenizer with a template that writes what was said."""
+    """The tiny tokenizer with a template that writes the messages as they are."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -245,7 +249,7 @@ class Words:
         return ids
 
     def decode_with_special(self, ids: Sequence[int]) -> str:
-        return "".join(f"w{i} " for i in ids if i > 2)  # those that do not show are not said
+        return "".join(f"w{i} " for i in ids if i > 2)  # hidden tokens are not part of the text
 
 
 @pytest.fixture
@@ -263,7 +267,7 @@ def engine(model: Path) -> Iterator[Any]:
         yield engine
 
 
-def test_the_caches_keep_what_was_said(engine: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_keep_generated_tokens(engine: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.tiny_models import tiny_engine
 
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
@@ -280,7 +284,8 @@ def test_the_caches_keep_what_was_said(engine: Any, model: Path, monkeypatch: py
     for turn in (1, 2):
         whole = [*prompts[turn - 1], *results[turn - 1].token_ids]
         assert prompts[turn][: len(whole)] == whole
-        # The answer's last token was chosen and not yet run through the target; it is the next one's first.
+        # The answer's last token was chosen but not run through the target yet; it is the first of the next
+        # pass.
         assert results[turn].reused_tokens == len(whole) - 1
         with tiny_engine(model) as fresh:
             alone = fresh.generate(prompts[turn], params)

@@ -1,4 +1,4 @@
-"""Conversations taken up again: on another model, with tokens that it lacks, without counting them."""
+"""Resumed conversations: on another model, with tokens that it lacks, without counting tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def kept_ids(session: Session) -> list[bool]:
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    """It knows two words."""
+    """An engine that knows two words."""
     engine = ScriptedEngine(config=EngineConfig(model="mine"))
     engine.wording.tokenize("Good day")
     return engine
@@ -47,13 +47,13 @@ def test_tokens_of_another_model_are_dropped(engine: ScriptedEngine) -> None:
 def test_tokens_that_the_model_lacks_are_dropped(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a conversation with a model of the same name, whose files were others then."""
+    """As in a conversation with a model of the same name whose files have changed."""
     usual, session = engine.wording.decode_with_special, engine.chat()
     for unknown in (10**6, 2**31 - 1):
         session.resume(talk("mine", (0, 1), (0, unknown)))
         assert kept_ids(session) == [True, False]
     monkeypatch.setattr(engine.wording, "decode_with_special", lambda ids: usual([i for i in ids if i < 2]))
-    session.resume(talk("mine", (0, 1), (0, 1, 5)))  # which is spelt as nothing
+    session.resume(talk("mine", (0, 1), (0, 1, 5)))  # is decoded to nothing
     assert kept_ids(session) == [True, False]
 
 
@@ -64,14 +64,14 @@ def test_tokens_that_the_model_lacks_are_dropped(
         lambda session: setattr(session, "system", "Be kind."),
     ],
 )
-def test_a_long_conversation_is_not_tokenized_before_it_goes_on(
+def test_long_conversation_is_not_tokenized_until_it_continues(
     engine: ScriptedEngine, change: Callable[[Session], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = engine.chat()
     list(session.send("Well?"))
     with monkeypatch.context() as patch:
         for name in ("tokenize", "render"):
-            patch.setattr(engine.wording, name, None)  # not to be called
+            patch.setattr(engine.wording, name, None)  # must not be called
         change(session)
         assert session.used > 0
     list(session.send("So?"))
@@ -80,7 +80,7 @@ def test_a_long_conversation_is_not_tokenized_before_it_goes_on(
 
 
 @pytest.mark.parametrize("stop", [0, 1])
-def test_loaded_and_counted_again_it_is_as_it_was(tmp_path: Path, stop: int) -> None:
+def test_reload_and_count_change_nothing(tmp_path: Path, stop: int) -> None:
     engine, file = ScriptedEngine(["It scatters more than red light does."]), tmp_path / "new" / "x.json"
     params = SamplingParams(temperature=0.5, stop=("x",))
     session = engine.chat(system="Be kind, and answer in few words.", params=params)

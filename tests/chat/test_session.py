@@ -1,4 +1,4 @@
-"""A session: asked, stopped, refused, taken back, and what its file holds at every moment."""
+"""Sessions: asking, stopping, refusals, undo, and the content of the file at every moment."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from tests.chat.talks import LONG, on_disk, result_of, said, stop_at
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.waiting import PATIENCE, wait_until
 
-FOUR = "one two three four"  # what a pass brings
+FOUR = "one two three four"  # tokens of a pass
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "kept.json"
 
 
-def test_a_turn() -> None:
+def test_turn() -> None:
     engine = ScriptedEngine(["The sky is blue."])
     session = engine.chat(system="Be brief.")
     events = list(session.send("Why?", trees=True))
@@ -49,7 +49,7 @@ def test_a_turn() -> None:
     assert engine.requests[1][0][: len(whole)] == whole
 
 
-def test_taken_back_and_asked_otherwise() -> None:
+def test_undo_and_ask_differently() -> None:
     engine = ScriptedEngine(["a b", "c d", "e f"])
     session = engine.chat()
     for ask, complaint in ((session.rewind, "no question"), (lambda: list(session.retry()), "no answer")):
@@ -71,7 +71,7 @@ def test_taken_back_and_asked_otherwise() -> None:
     assert session.used == 0 and session.conversation.title == ""
 
 
-def test_what_is_refused_leaves_all_as_it_was(file: Path) -> None:
+def test_refusals_change_nothing(file: Path) -> None:
     engine = ScriptedEngine(["a b"], context=40)
     session = engine.chat()
     list(session.send("fine"))
@@ -101,8 +101,8 @@ def test_what_is_refused_leaves_all_as_it_was(file: Path) -> None:
     list(session.send("fine too"))
 
 
-class Holding(ScriptedEngine):
-    """Holds the end of what was said back, as what could begin a stop string, until the answer is over."""
+class Withholding(ScriptedEngine):
+    """Withholds the end of the answer, which could begin a stop string, until it is complete."""
 
     def stream(self, *args: Any, **more: Any) -> Generator[Event, None, None]:
         try:
@@ -115,8 +115,8 @@ class Holding(ScriptedEngine):
             raise
 
 
-def test_a_fault_in_mid_answer(file: Path) -> None:
-    session = Holding([Script(LONG, fail_after=2), "Better."]).chat()
+def test_error_during_an_answer(file: Path) -> None:
+    session = Withholding([Script(LONG, fail_after=2), "Better."]).chat()
     session.keep(file)
     with pytest.raises(StreamError):
         list(session.send("Well?"))
@@ -127,7 +127,7 @@ def test_a_fault_in_mid_answer(file: Path) -> None:
     assert result_of(session.send("Go on.")).finish_reason == "eos"
 
 
-def test_stopped_and_asked_again() -> None:
+def test_stop_and_ask_again() -> None:
     engine = ScriptedEngine([LONG, "Yes."])
     session = engine.chat()
     events = stop_at(session, session.send("Count."), TextDelta)
@@ -135,10 +135,10 @@ def test_stopped_and_asked_again() -> None:
     assert said(session)[-1] == FOUR and session.messages[-1].finish == "halted"
     done = result_of(session.send("More?"))
     assert done.reused_tokens == len(engine.requests[0][0]) + 4
-    assert done.finish_reason == "eos"  # an old stop does not stop what comes later
+    assert done.finish_reason == "eos"  # an old stop does not affect later answers
 
 
-def test_a_stop_before_its_turn_leaves_nothing() -> None:
+def test_stop_before_the_turn_leaves_nothing() -> None:
     session = ScriptedEngine(["a"]).chat()
     waiting = [session.send("One?"), session.retry(), session.edit("Two?")]
     session.stop()
@@ -149,19 +149,19 @@ def test_a_stop_before_its_turn_leaves_nothing() -> None:
     assert result_of(session.send("Count.")).finish_reason == "eos"
 
 
-def test_an_answer_that_is_read_no_further_is_kept_with_what_was_held_back(file: Path) -> None:
-    session = Holding([LONG]).chat()
+def test_abandoned_answer_is_saved_with_withheld_text(file: Path) -> None:
+    session = Withholding([LONG]).chat()
     session.keep(file)
     events = session.send("Count.")
     next(event for event in events if isinstance(event, TextDelta))
     events.close()
     assert on_disk(file)[-1] == (f"{FOUR} held", "halted") and not session.busy
     figures = session.messages[1].figures
-    assert figures is not None and figures.seed == 7  # as the engine says it at the end
+    assert figures is not None and figures.seed == 7  # as the engine sends it at the end
     list(session.send("More."))
 
 
-def test_a_fault_while_an_answer_is_given_up_is_not_raised() -> None:
+def test_error_while_abandoning_an_answer_is_not_raised() -> None:
     class Failing(ScriptedEngine):
         def stream(self, *args: Any, **more: Any) -> Generator[Event, None, None]:
             for event in super().stream(*args, **more):
@@ -176,7 +176,7 @@ def test_a_fault_while_an_answer_is_given_up_is_not_raised() -> None:
     assert session.messages[1].finish == "halted" and not session.busy
 
 
-def test_interrupted_by_ctrl_c() -> None:
+def test_interrupt_by_ctrl_c() -> None:
     engine = ScriptedEngine([LONG])
     session = engine.chat()
 
@@ -191,7 +191,7 @@ def test_interrupted_by_ctrl_c() -> None:
     assert not session.busy
 
 
-def test_an_engine_that_ends_without_a_word() -> None:
+def test_engine_that_ends_without_a_result() -> None:
     class Ended(ScriptedEngine):
         def stream(self, *args: Any, **more: Any) -> Any:
             return (event for event in list(super().stream(*args, **more))[:2])
@@ -202,7 +202,7 @@ def test_an_engine_that_ends_without_a_word() -> None:
     assert said(session)[-1] == FOUR
 
 
-def test_the_same_thread_does_not_wait_for_itself() -> None:
+def test_same_thread_does_not_wait_for_itself() -> None:
     session = ScriptedEngine([LONG]).chat()
     events = session.send("Count.")
     next(events)
@@ -224,7 +224,7 @@ def test_the_same_thread_does_not_wait_for_itself() -> None:
     assert result_of(events).finish_reason == "eos" and said(session) == ["Count.", LONG]
 
 
-def test_busy_no_longer_when_the_end_is_told() -> None:
+def test_session_is_idle_when_the_end_is_reported() -> None:
     session = ScriptedEngine(["a", "b"]).chat()
     for event in session.send("One."):
         if isinstance(event, Finished):
@@ -244,13 +244,13 @@ def test_threads_take_turns() -> None:
     assert said(session)[1::2] == [LONG] * 5
 
 
-def test_stop_reaches_those_that_wait() -> None:
+def test_stop_cancels_waiting_questions() -> None:
     engine = ScriptedEngine([LONG])
     session = engine.chat()
     engine.gate.clear()
     first = threading.Thread(target=lambda: list(session.send("One.")))
     first.start()
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     errors: list[str] = []
     waiting = session.send("Two.")
 
@@ -269,7 +269,7 @@ def test_stop_reaches_those_that_wait() -> None:
     assert said(session) == ["One.", ""] and session.messages[-1].finish == "halted"
 
 
-def test_a_new_conversation_is_not_written_over_the_old_one(file: Path) -> None:
+def test_new_conversation_does_not_overwrite_the_old_one(file: Path) -> None:
     session = ScriptedEngine(["a"]).chat(system="Be kind.", params=SamplingParams(seed=3))
     session.keep(file)
     list(session.send("Hi."))
@@ -282,7 +282,7 @@ def test_a_new_conversation_is_not_written_over_the_old_one(file: Path) -> None:
     assert on_disk(file)[0] == ("Hi.", None)
 
 
-def test_the_system_text_changes_what_is_asked_next() -> None:
+def test_system_text_applies_to_the_next_question() -> None:
     engine = ScriptedEngine(["a"])
     session = engine.chat()
     list(session.send("Hi."))
@@ -293,12 +293,12 @@ def test_the_system_text_changes_what_is_asked_next() -> None:
     assert session.system is None
 
 
-def test_the_question_is_written_before_the_answer_starts(tmp_path: Path) -> None:
+def test_question_is_saved_before_the_answer_starts(tmp_path: Path) -> None:
     engine = ScriptedEngine(["Hello."])
     session = engine.chat()
     file, killed = tmp_path / "deep" / "kept.json", tmp_path / "killed.json"
     session.keep(file)
-    assert not file.parent.exists()  # nothing was said
+    assert not file.parent.exists()  # no answer yet
     events = session.send("One.")
     next(events)
     killed.write_text(file.read_text())
@@ -310,7 +310,7 @@ def test_the_question_is_written_before_the_answer_starts(tmp_path: Path) -> Non
     assert Session.load(engine, tmp_path / "saved.json").messages == again.messages
 
 
-def test_what_comes_is_written_while_a_pass_takes_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_answer_is_saved_during_a_long_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autosave, "INTERVAL_S", 0.02)
     engine = ScriptedEngine([LONG])
     session = engine.chat()
@@ -323,7 +323,7 @@ def test_what_comes_is_written_while_a_pass_takes_long(file: Path, monkeypatch: 
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     wait_until(lambda: len(on_disk(file)) == 2)
     assert on_disk(file) == [("Count.", None), (FOUR, None)]
     assert said(Session.load(engine, file)) == ["Count.", FOUR]  # as after a kill
@@ -334,7 +334,7 @@ def test_what_comes_is_written_while_a_pass_takes_long(file: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_cannot_be_written(tmp_path: Path, file: Path, full: list[int], code: int) -> None:
+def test_write_errors(tmp_path: Path, file: Path, full: list[int], code: int) -> None:
     session = ScriptedEngine(["a b", "c", "d", "e"]).chat()
 
     def notices(question: str) -> list[str]:
@@ -346,7 +346,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path, file: Path, full: list[in
     full.append(code)
     (notice,) = notices("Two.")
     assert "kept.json" in notice and "\n" not in notice and said(session)[-1] == "c"
-    assert not notices("Three.")  # it was said
+    assert not notices("Three.")  # it was answered
     assert session.conversation.turns == 3 and file.read_bytes() == before
     assert not list(tmp_path.glob("*.partial"))  # nothing half-written
     with pytest.raises(DiskFullError if code == errno.ENOSPC else SessionError):
@@ -357,10 +357,10 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path, file: Path, full: list[in
             session.save(wrong)
     assert not notices("Four.") and len(on_disk(file)) == 8
     full.append(code)
-    assert notices("Five.")  # said anew
+    assert notices("Five.")  # asked again
 
 
-def test_the_two_hundredth_turn_costs_what_the_second_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_of_a_turn_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine(["word " * 20], context=10**6)
     tokenize, tokenized = engine.wording.tokenize, list[str]()
 

@@ -1,4 +1,4 @@
-"""A conversation longer than the context: its first turns are left out of the prompt, and nowhere else."""
+"""A conversation longer than the context: its first turns are omitted from the prompt only."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +12,11 @@ from offspec.core.events import Finished, Notice, Prefill
 from tests.support.fake_engine import ScriptedEngine
 
 CONTEXT = 200
-ANSWER = "a b c d e f g h i j k l m n"  # with the question and the marks of a template, some 20 tokens
+ANSWER = "a b c d e f g h i j k l m n"  # about 20 tokens, with the question and the marks of a template
 
 
 def ask(session: Session, text: str) -> tuple[int, list[str]]:
-    """A question and its answer: the tokens that were in the caches, and what was told."""
+    """Ask a question; return the number of reused tokens and the notices."""
     events = list(session.send(text))
     assert isinstance(events[-1], Finished)
     return events[-1].result.reused_tokens, [event.text for event in events if isinstance(event, Notice)]
@@ -26,7 +26,7 @@ def prompts(engine: ScriptedEngine) -> list[str]:
     return [engine.wording.decode_with_special(asked[0]) for asked in engine.requests]
 
 
-def test_the_first_turns_are_left_out_and_told_and_kept(tmp_path: Path) -> None:
+def test_first_turns_are_omitted_reported_and_kept(tmp_path: Path) -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)
     session = engine.chat(system="Be brief.")
     session.keep(tmp_path / "kept.json")
@@ -41,7 +41,7 @@ def test_the_first_turns_are_left_out_and_told_and_kept(tmp_path: Path) -> None:
     assert session.conversation.turns == at + 1 == Conversation.read(tmp_path / "kept.json").turns
 
 
-def test_the_prompt_begins_differently_once_and_then_a_quarter_is_free() -> None:
+def test_omission_frees_a_quarter_of_the_context() -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)
     session = engine.chat()
     turns = []
@@ -61,7 +61,7 @@ def test_the_prompt_begins_differently_once_and_then_a_quarter_is_free() -> None
     assert all(later - earlier > 1 for earlier, later in pairwise(slid))
 
 
-def test_a_retry_keeps_the_window_and_what_is_taken_back_makes_room() -> None:
+def test_retry_keeps_the_window_and_undo_frees_space() -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)
     session = engine.chat()
     for n in range(12):
@@ -77,7 +77,7 @@ def test_a_retry_keeps_the_window_and_what_is_taken_back_makes_room() -> None:
     assert ask(session, "And now?")[1] == [] and "Question 0 " in prompts(engine)[-1]
 
 
-def test_a_long_question_goes_alone_and_a_longer_one_is_refused() -> None:
+def test_long_question_is_sent_alone_and_a_longer_one_refused() -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)
     session = engine.chat()
     for n in range(3):
@@ -89,24 +89,24 @@ def test_a_long_question_goes_alone_and_a_longer_one_is_refused() -> None:
     with pytest.raises(RequestError, match=r"the question has .* room for 200 .* shorten it"):
         ask(session, "word " * 200)
     assert session.messages == before and session.left_out == 3
-    list(session.edit("short again"))  # there is room for all of it
+    list(session.edit("short again"))  # all of it fits
     assert session.left_out == 0 and "Question 0 " in prompts(engine)[-1]
 
 
-def test_a_conversation_that_is_resumed_finds_its_window(tmp_path: Path) -> None:
+def test_resumed_conversation_finds_its_window(tmp_path: Path) -> None:
     session = ScriptedEngine([ANSWER], context=2000).chat()
     for n in range(20):
         ask(session, f"Question {n} of many?")
     session.save(tmp_path / "long.json")
     engine = ScriptedEngine([ANSWER], context=CONTEXT)
     resumed = Session.load(engine, tmp_path / "long.json")
-    assert resumed.used == CONTEXT  # an estimate, and no more than there is
+    assert resumed.used == CONTEXT  # an estimate, and at most the total
     reused, told = ask(resumed, "And now?")
     assert reused == 0 and told and isinstance(next(iter(resumed.send("Then?"))), Prefill)
     assert 2 < resumed.left_out < 20 and resumed.conversation.turns == 22
 
 
-def test_a_question_of_megabytes_is_refused_before_all_of_it_is_tokenized(
+def test_huge_question_is_refused_before_full_tokenization(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)

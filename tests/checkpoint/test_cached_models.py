@@ -13,7 +13,7 @@ LAYERS = dict(zip(make_models.MODELS, (36, 40, 64, 80, 126), strict=True))
 
 
 @pytest.mark.parametrize("model", make_models.MODELS)
-def test_the_least_memory_is_that_of_plans(model: str) -> None:
+def test_minimum_memory_equals_that_of_plans(model: str) -> None:
     planned = RECORD["models"][model]
     size = planned["disk_bytes"]
     cached = CachedModel(model, "hub", Path(), size, size, LAYERS[model])

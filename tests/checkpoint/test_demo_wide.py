@@ -36,7 +36,7 @@ def open_small(small: Path) -> wide_model.OpenSmall:
     return opened
 
 
-def test_it_is_written_once_with_a_notice(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
+def test_model_is_written_once_with_a_notice(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
     events = list[Event]()
     wide = open_demo_wide(DEMO_WIDE, open_small, events.append, tmp_path)
     assert (wide.name, wide.folder, wide.config["hidden_size"]) == (DEMO_WIDE, demo_wide_folder(tmp_path), 96)
@@ -60,10 +60,10 @@ def test_ctrl_c_leaves_nothing(open_small: wide_model.OpenSmall, tmp_path: Path)
         open_demo_wide(DEMO_WIDE, open_small, strike, tmp_path)
     left = demo_wide_folder(tmp_path).parent.iterdir()
     assert [file.name for file in left if not file.name.endswith(".lock")] == []
-    open_demo_wide(DEMO_WIDE, open_small, ignore_event, tmp_path)  # and it can be begun again
+    open_demo_wide(DEMO_WIDE, open_small, ignore_event, tmp_path)  # and it can be started again
 
 
-def test_a_full_disk_is_reported_before_anything_is_written(
+def test_full_disk_is_reported_before_writing(
     open_small: wide_model.OpenSmall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))
@@ -74,7 +74,7 @@ def test_a_full_disk_is_reported_before_anything_is_written(
     assert not demo_wide_folder(tmp_path).exists()
 
 
-def test_a_damaged_one_is_written_again(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
+def test_damaged_model_is_written_again(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
     wide = open_demo_wide(DEMO_WIDE, open_small, ignore_event, tmp_path)
     (wide.folder / "model-outer.safetensors").unlink()
     events = list[Event]()
@@ -83,7 +83,7 @@ def test_a_damaged_one_is_written_again(open_small: wide_model.OpenSmall, tmp_pa
     assert again.nbytes == wide.nbytes
 
 
-def test_it_is_listed_and_removed_by_its_name(
+def test_model_is_listed_and_removed_by_its_name(
     open_small: wide_model.OpenSmall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
@@ -97,7 +97,7 @@ def test_it_is_listed_and_removed_by_its_name(
     assert not demo_wide_folder().exists()
 
 
-def test_the_name_is_known_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_is_known_before_the_model_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
     check_model(DEMO_WIDE)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -107,7 +107,7 @@ def test_the_name_is_known_before_it_is_written(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed")
-def test_a_plan_for_another_machine_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_for_other_hardware_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
     import torch
 

@@ -1,4 +1,4 @@
-"""Model folders: single files, shards with an index, and everything that can be wrong with them."""
+"""Model folders: single files, shards with an index, and errors for invalid ones."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_shards_with_an_index(folder: Path) -> None:
     assert list(opened(folder).tensors) == ["b"], "only those that are listed"
 
 
-def test_a_single_file(folder: Path) -> None:
+def test_single_file(folder: Path) -> None:
     (folder / INDEX).unlink()
     refused(folder, CheckpointError, "2 safetensors files but no")
     (folder / SECOND).rename(folder / "weights.safetensors")
@@ -79,7 +79,7 @@ def test_a_single_file(folder: Path) -> None:
     refused(folder, CheckpointError, "no tensors")
 
 
-def test_the_fingerprint_follows_what_matters(folder: Path) -> None:
+def test_fingerprint_depends_on_relevant_files(folder: Path) -> None:
     first = opened(folder).fingerprint
     moved = folder.with_name("moved")
     shutil.copytree(folder, moved)
@@ -133,13 +133,13 @@ PLACES += ["..\\model-1.safetensors", "model-1.bin", "..", "", "a\0.safetensors"
 
 
 @pytest.mark.parametrize("place", [*PLACES, "x" * 300 + ".safetensors", None, 1, [FIRST]], ids=str)
-def test_an_index_cannot_point_out_of_the_folder(folder: Path, place: Any) -> None:
+def test_index_cannot_point_outside_the_folder(folder: Path, place: Any) -> None:
     write_index(folder, {"a": place})
     refused(folder, HeaderError, "not a file name of this folder")
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, [["a", "b"]]])
-def test_an_index_without_a_map(folder: Path, weight_map: Any) -> None:
+def test_index_without_a_map(folder: Path, weight_map: Any) -> None:
     write_index(folder, weight_map)
     refused(folder, HeaderError, "no weight_map")
 
@@ -164,7 +164,7 @@ def test_invalid_json(folder: Path, text: bytes) -> None:
         (["config.json", "x.gguf", "y.bin"], CheckpointError, r"only GGUF files \(x.gguf\)"),
     ],
 )
-def test_folders_that_hold_no_model(
+def test_folders_without_a_model(
     tmp_path: Path, names: list[str], error: type[Exception], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in names:
@@ -184,7 +184,7 @@ def model(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_pipe_or_a_device_is_refused(model: Path, name: str) -> None:
+def test_pipes_and_devices_are_refused(model: Path, name: str) -> None:
     (model / name).unlink()
     os.mkfifo(model / name)
     refused(model, CheckpointError, "pipe or a device")
@@ -193,7 +193,7 @@ def test_a_pipe_or_a_device_is_refused(model: Path, name: str) -> None:
     refused(model, CheckpointError, "pipe or a device")
 
 
-def test_a_tokenizer_of_gigabytes_is_not_read(model: Path) -> None:
+def test_huge_tokenizer_is_not_read(model: Path) -> None:
     os.truncate(model / "tokenizer.json", 2**31)
     refused(model, HeaderError, "implausibly large")
 
@@ -203,7 +203,7 @@ def reconfigure(model: Path, **changes: object) -> None:
     (model / "config.json").write_text(json.dumps(text | changes))
 
 
-def test_a_configuration_that_names_another_file_is_refused(model: Path) -> None:
+def test_configuration_that_names_another_file_is_refused(model: Path) -> None:
     shutil.copy(model / "config.json", model / "config.4.0.0.json")
     reconfigure(model, configuration_files=["config.4.0.0.json"])
     refused(model, HeaderError, "configuration_files")
@@ -223,17 +223,17 @@ def test_a_configuration_that_names_another_file_is_refused(model: Path) -> None
         ("text_config", {"num_hidden_layers": 10**9}),
     ],
 )
-def test_sizes_that_no_tensor_has_are_refused_by_the_headers(model: Path, name: str, value: object) -> None:
+def test_sizes_that_contradict_the_headers_are_refused(model: Path, name: str, value: object) -> None:
     reconfigure(model, **{name: value})
     refused(model, HeaderError, r"config\.json has (num_hidden_layers|" + name + ")")
 
 
 @pytest.mark.parametrize("family", [*FAMILIES])
-def test_sizes_of_every_family_are_those_of_its_tensors(tmp_path: Path, family: str) -> None:
+def test_sizes_of_every_family_match_its_tensors(tmp_path: Path, family: str) -> None:
     assert open_folder(write_model(tmp_path / "model", family)).tensors
 
 
-def test_sizes_of_models_that_are_known_by_name_can_be() -> None:
+def test_sizes_of_known_models_are_accepted() -> None:
     for name in known_models():
         config = known_config(name)
         assert config is not None

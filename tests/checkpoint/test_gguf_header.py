@@ -91,13 +91,13 @@ def test_agrees_with_the_library(path: Path) -> None:
         assert mine.kind.id == tensor.tensor_type
 
 
-def test_the_table_of_types_is_the_library_s() -> None:
+def test_table_of_types_equals_the_librarys() -> None:
     for number, (block, size) in gguf.GGML_QUANT_SIZES.items():
         mine = GGML_TYPES[int(number)]
         assert (mine.name, mine.block, mine.block_bytes) == (number.name, block, size)
 
 
-def test_the_digest_is_of_the_header_alone(path: Path) -> None:
+def test_digest_covers_only_the_header(path: Path) -> None:
     data = bytearray(valid_file(path))
     first = read_gguf(path).digest
     data[-1] ^= 1
@@ -178,13 +178,13 @@ def depth(levels: int) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_invalid_header_is_refused(path: Path, data: bytes, why: str) -> None:
+def test_invalid_header_is_refused(path: Path, data: bytes, why: str) -> None:
     with pytest.raises(HeaderError, match=why) as caught:
         read(path, data)
     assert "\n" not in str(caught.value)
 
 
-def test_a_single_byte_after_the_last_tensor_is_detected(path: Path) -> None:
+def test_single_byte_after_the_last_tensor_is_detected(path: Path) -> None:
     whole = valid_file(path)
     end = max(tensor.offset + tensor.nbytes for tensor in read_gguf(path).tensors.values())
     filled = whole[:end] + bytes(-end % 32)
@@ -209,29 +209,29 @@ def test_an_empty_file_is_called_empty(path: Path) -> None:
         read(path, b"")
 
 
-def test_a_vocabulary_parses_in_one_go(path: Path) -> None:
+def test_large_vocabulary(path: Path) -> None:
     tokens = [f"token{number}" for number in range(49_152)]
     value = struct.pack("<IQ", STRING, len(tokens)) + b"".join(map(text, tokens))
     assert read(path, header([key("tokens", ARRAY, value)], [])).metadata["tokens"] == tokens
 
 
-def test_a_header_over_the_limit(path: Path) -> None:
+def test_header_over_the_limit(path: Path) -> None:
     with path.open("wb") as file:  # sparse: no disk is used
         file.write(header([], [], counts=(0, 1)) + struct.pack("<Q", MAX_HEADER))
         file.truncate(2 * MAX_HEADER)
     with pytest.raises(HeaderError, match="invalid length"):
         read_gguf(path)
-    with pytest.raises(TruncatedError):  # and large dimensions are no large allocations
+    with pytest.raises(TruncatedError):  # large dimensions need no large allocations
         read(path, padded(header([], [row("t", [2**40, 2**40, 2**40], 0, 0)]), 64))
 
 
-def test_a_file_that_cannot_be_read(path: Path) -> None:
+def test_unreadable_file(path: Path) -> None:
     for place, why in ((path, "No such file"), (path.parent, "directory")):
         with pytest.raises(CheckpointError, match=why):
             read_gguf(place)
 
 
-def check_nothing_but_ours(path: Path, data: bytes) -> None:
+def check_only_our_errors(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     try:
         found = read_gguf(path)
@@ -261,5 +261,5 @@ _KEYS = st.builds(
 @given(keys=st.lists(_KEYS, max_size=3), rows=st.lists(_ROWS, max_size=4), data=st.integers(0, 4000))
 @settings(max_examples=120)
 def test_random_tables(scratch: Path, keys: list[bytes], rows: list[bytes], data: int) -> None:
-    check_nothing_but_ours(scratch, padded(header([], rows), data))
-    check_nothing_but_ours(scratch, padded(header(keys, rows), data))
+    check_only_our_errors(scratch, padded(header([], rows), data))
+    check_only_our_errors(scratch, padded(header(keys, rows), data))

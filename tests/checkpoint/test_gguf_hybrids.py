@@ -28,7 +28,7 @@ def run(model: PreTrainedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", sampled_params([*EXPERTS, "qwen35", "mamba2", "nemotron_h"], *EXPERTS))
-def test_the_same_model_is_unpacked(
+def test_unpacked_model_is_equal(
     bench: UnpackEnvironment, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dequantize, "PIECE", 200)
@@ -44,7 +44,7 @@ def test_the_same_model_is_unpacked(
 
 
 @pytest.mark.parametrize("family", DENSE)
-def test_the_same_model_is_streamed(bench: UnpackEnvironment, family: str) -> None:
+def test_streamed_model_is_equal(bench: UnpackEnvironment, family: str) -> None:
     """Floats are unchanged, except for the rounding of values that were exponentiated."""
     model = tiny_model(family)
     write_gguf(bench.file, model, family)
@@ -56,7 +56,7 @@ def test_the_same_model_is_streamed(bench: UnpackEnvironment, family: str) -> No
 
 
 @pytest.mark.parametrize("family", ["qwen35", "granitehybrid", "nemotron_h"])
-def test_quantized_it_streams_what_it_unpacks_to(bench: UnpackEnvironment, family: str) -> None:
+def test_quantized_streaming_equals_unpacking(bench: UnpackEnvironment, family: str) -> None:
     write_gguf(bench.file, tiny_model(family), family, kind=KIND.Q4_0, mixed={"attn_gate": KIND.Q8_0})
     streamed, unpacked = (load_float32(bench.open(unpack=unpack)).state_dict() for unpack in (False, True))
     for name, tensor in unpacked.items():
@@ -64,7 +64,7 @@ def test_quantized_it_streams_what_it_unpacks_to(bench: UnpackEnvironment, famil
 
 
 @pytest.mark.parametrize("family", ["qwen35", "lfm2"])
-def test_it_is_what_transformers_loads(bench: UnpackEnvironment, family: str) -> None:
+def test_model_equals_the_one_loaded_by_transformers(bench: UnpackEnvironment, family: str) -> None:
     write_gguf(bench.file, tiny_model(family), family, kind=KIND.Q8_0)
     checkpoint = bench.open()
     own = AutoModelForCausalLM.from_pretrained(
@@ -81,7 +81,7 @@ def test_it_is_what_transformers_loads(bench: UnpackEnvironment, family: str) ->
 
 
 @pytest.mark.parametrize("family", ["qwen35", "qwen35moe"])
-def test_a_prediction_module_is_named_as_in_safetensors(bench: UnpackEnvironment, family: str) -> None:
+def test_mtp_module_is_named_as_in_safetensors(bench: UnpackEnvironment, family: str) -> None:
     one = tiny_model(family, num_hidden_layers=1, layer_types=["full_attention"])
     tensors, expected = module_tensors(4, one, family)
     model = tiny_model(family)
@@ -109,7 +109,7 @@ def test_a_prediction_module_is_named_as_in_safetensors(bench: UnpackEnvironment
         ("mamba2", {"ssm.state_size": 32}, HeaderError, r"0.ssm_conv1d.* is \[.* but the model expects \["),
     ],
 )
-def test_a_file_that_is_no_such_model_is_refused(
+def test_inconsistent_file_is_refused(
     bench: UnpackEnvironment, family: str, keys: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     given = {f"{family}.{key}": value for key, value in keys.items()}
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_such_model_is_refused(
         assert bench.cached_names() == []
 
 
-def test_layers_that_are_not_evenly_spaced(bench: UnpackEnvironment) -> None:
+def test_unevenly_spaced_layers(bench: UnpackEnvironment) -> None:
     extra = {"blk.0.attn_k.weight": np.zeros((32, 64), np.float32)}
     write_gguf(bench.file, tiny_model("jamba"), "jamba", tensors=extra)
     with pytest.raises(UnsupportedModelError, match=r"attention in layers \[0, 1, 3\], which are not evenly"):

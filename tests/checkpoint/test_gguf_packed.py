@@ -31,7 +31,7 @@ def run(model: PreTrainedModel) -> torch.Tensor:
     return logits
 
 
-def theirs(bench: UnpackEnvironment, config: Any = None) -> PreTrainedModel:
+def transformers_model(bench: UnpackEnvironment, config: Any = None) -> PreTrainedModel:
     """Return the float32 model as transformers loads the file. config: fields that transformers ignores."""
     given = {} if config is None else {"config": config}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -42,10 +42,13 @@ def theirs(bench: UnpackEnvironment, config: Any = None) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each not in (*EXPERTS, "mistral3")])
-def test_every_architecture_is_what_transformers_loads(bench: UnpackEnvironment, family: str) -> None:
+def test_every_architecture_equals_transformers(bench: UnpackEnvironment, family: str) -> None:
     write_gguf(bench.file, tiny_model(family), family, kind=KIND.Q4_0, mixed={"token_embd": KIND.Q8_0})
     checkpoint = bench.open()
-    mine, own = load_float32(checkpoint), theirs(bench, AutoConfig.from_pretrained(checkpoint.folder))
+    mine, own = (
+        load_float32(checkpoint),
+        transformers_model(bench, AutoConfig.from_pretrained(checkpoint.folder)),
+    )
     state = mine.state_dict()
     for name, tensor in own.state_dict().items():
         assert torch.equal(state[name], tensor), name
@@ -53,9 +56,7 @@ def test_every_architecture_is_what_transformers_loads(bench: UnpackEnvironment,
 
 
 @pytest.mark.parametrize("kind", ["ministral3", "llama"])
-def test_ministral_which_transformers_does_not_load(
-    bench: UnpackEnvironment, llama: PreTrainedModel, kind: str
-) -> None:
+def test_ministral_without_transformers(bench: UnpackEnvironment, llama: PreTrainedModel, kind: str) -> None:
     model = llama if kind == "llama" else tiny_model("mistral3")
     write_gguf(bench.file, model, "mistral3")
     checkpoint = bench.open()
@@ -70,20 +71,20 @@ def test_ministral_which_transformers_does_not_load(
 @pytest.mark.parametrize(
     "kind", sampled_params(["F16", "BF16", "Q5_1", "Q6_K", "Q3_K", "IQ4_XS"], "F16", "BF16", "Q5_1", "Q6_K")
 )
-def test_every_type_is_what_transformers_loads(bench: UnpackEnvironment, kind: str) -> None:
+def test_every_type_equals_transformers(bench: UnpackEnvironment, kind: str) -> None:
     model = tiny_model("llama", **WIDE)
     write_gguf(bench.file, model, "llama", kind=KIND[kind], mixed={"attn_v": KIND.Q8_0})
     checkpoint = bench.open()
     found = {weight.format.name for weight in checkpoint.tensors.values() if isinstance(weight, PackedInfo)}
     assert found == {kind, "Q8_0"}
-    mine, own = load_float32(checkpoint), theirs(bench)
+    mine, own = load_float32(checkpoint), transformers_model(bench)
     state = mine.state_dict()
     for name, tensor in own.state_dict().items():
         assert torch.equal(state[name], tensor), name
     assert (run(mine) - run(own)).abs().max() <= 1e-4
 
 
-def test_only_text_is_written_and_weights_stay_where_they_are(
+def test_only_text_files_are_written_and_weights_stay_in_place(
     bench: UnpackEnvironment, llama: PreTrainedModel
 ) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q4_0, mixed={"ffn_up": KIND.BF16})
@@ -105,7 +106,7 @@ def test_only_text_is_written_and_weights_stay_where_they_are(
     assert "dtype" in checkpoint.config and "quantization_config" not in checkpoint.config
 
 
-def test_biases_of_queries_are_put_in_order_too(bench: UnpackEnvironment) -> None:
+def test_biases_of_queries_are_reordered(bench: UnpackEnvironment) -> None:
     model = tiny_model("llama", attention_bias=True, mlp_bias=True)
     write_gguf(bench.file, model, "llama", kind=KIND.F16)
     checkpoint = bench.open()
@@ -128,7 +129,7 @@ def test_opening_again_sends_no_notice(bench: UnpackEnvironment, llama: PreTrain
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"model_type": "llama", "num_hidden_layers": 3}'])
-def test_a_damaged_description_is_made_again(
+def test_damaged_description_is_made_again(
     bench: UnpackEnvironment, llama: PreTrainedModel, text: str
 ) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
@@ -145,7 +146,7 @@ def test_a_damaged_description_is_made_again(
     ("family", "kind"),
     [("qwen2moe", "Q8_0"), ("qwen3moe", "MXFP4"), ("llama with experts", "Q4_0"), ("gpt-oss", "MXFP4")],
 )
-def test_fused_experts_stay_where_they_are(bench: UnpackEnvironment, family: str, kind: str) -> None:
+def test_fused_experts_stay_in_place(bench: UnpackEnvironment, family: str, kind: str) -> None:
     """Values equal those of the gguf package, also for a single expert."""
     model = tiny_model(family, **({"shared_expert_intermediate_size": 64} if family == "qwen2moe" else {}))
     write_gguf(bench.file, model, family, kind=KIND.Q8_0, mixed={"_exps": KIND[kind]})
@@ -178,14 +179,14 @@ def gguf_state(bench: UnpackEnvironment, model: PreTrainedModel, family: str) ->
 
 
 @pytest.mark.parametrize(("chosen", "count"), [(0, 4), (5, 4), ("2", 4), (2, "4"), (2, 1 << 30)])
-def test_experts_that_cannot_be_chosen(bench: UnpackEnvironment, chosen: object, count: object) -> None:
+def test_experts_that_cannot_be_sliced(bench: UnpackEnvironment, chosen: object, count: object) -> None:
     keys = {"llama.expert_used_count": chosen, "llama.expert_count": count}
     write_gguf(bench.file, tiny_model("llama with experts"), "llama with experts", keys=keys)
     with pytest.raises(HeaderError, match=r"invalid expert counts: "):
         bench.open()
 
 
-def test_a_type_that_cannot_be_streamed_is_unpacked(bench: UnpackEnvironment) -> None:
+def test_type_that_cannot_be_streamed_is_unpacked(bench: UnpackEnvironment) -> None:
     write_gguf(bench.file, tiny_model("llama", **WIDE), "llama", kind=KIND.IQ2_XXS)
     checkpoint = bench.open()
     notice = next(event for event in bench.events if isinstance(event, Notice))
@@ -193,7 +194,7 @@ def test_a_type_that_cannot_be_streamed_is_unpacked(bench: UnpackEnvironment) ->
     assert checkpoint.folder.parent.name == "unpacked"
 
 
-def test_a_norm_in_blocks_is_refused(bench: UnpackEnvironment) -> None:
+def test_quantized_norm_is_refused(bench: UnpackEnvironment) -> None:
     """Gemma's norms lose the 1 that the file adds, which is impossible for blocks."""
     model = tiny_model("gemma2")
     write_gguf(bench.file, model, "gemma2")
@@ -206,9 +207,7 @@ def test_a_norm_in_blocks_is_refused(bench: UnpackEnvironment) -> None:
         assert (bench.events, bench.cached_names()) == ([], [])
 
 
-def test_a_file_cut_short_is_seen_if_it_was_opened_before(
-    bench: UnpackEnvironment, llama: PreTrainedModel
-) -> None:
+def test_truncation_of_an_opened_file_is_detected(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
     bench.open()
     os.truncate(bench.file, bench.file.stat().st_size - 100)
@@ -220,7 +219,7 @@ def test_a_file_cut_short_is_seen_if_it_was_opened_before(
     ("name", "other"),
     [("blk.0.ffn_up.weight", "Q8_0"), ("blk.0.ffn_up.weight", "Q4_0"), ("output.weight", "Q4_0")],
 )
-def test_a_type_of_another_tensor_is_seen(
+def test_swapped_tensor_types_are_detected(
     bench: UnpackEnvironment, llama: PreTrainedModel, name: str, other: str
 ) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q5_1)

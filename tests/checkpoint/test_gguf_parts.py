@@ -43,7 +43,7 @@ def refused(file: Path, bench: UnpackEnvironment, error: type[CheckpointError], 
 
 
 @pytest.mark.parametrize("first_empty", [False, True])
-def test_any_part_opens_the_whole(bench: UnpackEnvironment, whole: Path, first_empty: bool) -> None:
+def test_any_part_opens_the_whole_model(bench: UnpackEnvironment, whole: Path, first_empty: bool) -> None:
     files = split_gguf(whole, whole.parent / "parts", first_empty=first_empty)
     expected = load_float32(bench.open()).state_dict()
     folders = set()
@@ -61,7 +61,7 @@ def test_any_part_opens_the_whole(bench: UnpackEnvironment, whole: Path, first_e
     assert opened(files[0], bench).folder not in folders, "another part is another model"
 
 
-def test_a_part_that_is_missing_or_cut_short(bench: UnpackEnvironment, parts: list[Path]) -> None:
+def test_missing_or_truncated_part(bench: UnpackEnvironment, parts: list[Path]) -> None:
     last = max(read_gguf(parts[1]).tensors.values(), key=lambda tensor: tensor.offset)
     os.truncate(parts[1], last.offset + last.nbytes - 1)
     refused(parts[0], bench, TruncatedError, "00002")
@@ -69,12 +69,12 @@ def test_a_part_that_is_missing_or_cut_short(bench: UnpackEnvironment, parts: li
     refused(parts[2], bench, MissingTensorError, r"tiny-00002-of-00003\.gguf is missing \(part 2 of 3\)")
 
 
-def test_a_part_under_a_name_of_its_own(bench: UnpackEnvironment, parts: list[Path]) -> None:
+def test_renamed_part(bench: UnpackEnvironment, parts: list[Path]) -> None:
     mine = parts[1].rename(parts[1].with_name("mine.gguf"))
     refused(mine, bench, UnsupportedModelError, "one of 3 parts: restore its original name")
 
 
-def test_a_part_in_the_place_of_another(bench: UnpackEnvironment, parts: list[Path]) -> None:
+def test_part_in_place_of_another(bench: UnpackEnvironment, parts: list[Path]) -> None:
     parts[2].write_bytes(parts[1].read_bytes())
     refused(parts[0], bench, HeaderError, "not part 3 of 3")
     longer = [part.rename(part.with_name(part.name.replace("of-00003", "of-00004"))) for part in parts]

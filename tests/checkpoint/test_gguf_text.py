@@ -14,7 +14,7 @@ from tests.support.versions import needs_transformers
 pytestmark = needs_transformers("5.18")
 
 
-def test_the_tokenizer_and_its_template(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_tokenizer_and_chat_template(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     tokenizer = AutoTokenizer.from_pretrained(bench.open().folder)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<pad>")
@@ -23,7 +23,7 @@ def test_the_tokenizer_and_its_template(bench: UnpackEnvironment, llama: PreTrai
     assert text == "AB</s>"
 
 
-def test_ways_for_a_turn_to_end(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_end_of_turn_tokens(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     def ends(**keys: Any) -> Any:
         write_gguf(bench.file, llama, "llama", keys={key.replace("__", "."): v for key, v in keys.items()})
         return json.loads((bench.open().folder / "generation_config.json").read_text())["eos_token_id"]
@@ -55,7 +55,7 @@ def test_digits_are_separate_tokens_if_the_model_requires_it(
     assert any(isinstance(event, Notice) and "'unheard-of'" in event.text for event in bench.events)
 
 
-def test_a_sentencepiece_vocabulary(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_sentencepiece_vocabulary(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     pieces = ["<unk>", "<s>", "</s>", "▁", "h", "i", "▁h", "hi", "▁hi"]
     pieces += [f"<0x{byte:02X}>" for byte in range(96 - len(pieces))]
     keys = {
@@ -75,7 +75,7 @@ def test_a_sentencepiece_vocabulary(bench: UnpackEnvironment, llama: PreTrainedM
     assert tokenizer.decode([1, 8, 8], skip_special_tokens=True) == "hi hi"
 
 
-def test_an_older_transformers(
+def test_older_transformers(
     bench: UnpackEnvironment, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(bench.file, llama, "llama")
@@ -103,4 +103,4 @@ def test_sampling_defaults(bench: UnpackEnvironment, llama: PreTrainedModel) -> 
         "min_p": 0.05,
         "repetition_penalty": 1.1,
     }
-    assert generation(temp="hot" * 99) == {"temperature": ("hot" * 99)[:40]}  # which an engine ignores
+    assert generation(temp="hot" * 99) == {"temperature": ("hot" * 99)[:40]}  # an engine ignores this one

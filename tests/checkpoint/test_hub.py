@@ -1,4 +1,4 @@
-"""Hub ids, with a fake hub on the loopback."""
+"""Hub ids, with a fake Hub on the loopback address."""
 
 import json
 import signal
@@ -54,7 +54,7 @@ def visit(hub: FakeHub, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT)
 
 
-def test_what_the_model_needs_is_fetched_once_and_kept(hub: FakeHub, visit: Visitor) -> None:
+def test_required_files_are_downloaded_once(hub: FakeHub, visit: Visitor) -> None:
     said = visit("org/model", SMALL_PIECES)
     assert said.tensors == {"t1": FIRST, "t2": SECOND}
     assert said.files == sorted(MODEL) == sorted(hub.downloads())
@@ -76,7 +76,7 @@ def test_what_the_model_needs_is_fetched_once_and_kept(hub: FakeHub, visit: Visi
     assert unplugged.tensors == said.tensors and "cannot be reached" in unplugged.notices[0]
 
 
-def test_offline_without_a_copy_or_with_part_of_one(visit: Visitor) -> None:
+def test_offline_without_a_complete_copy(visit: Visitor) -> None:
     said = visit("org/model", HF_ENDPOINT=NOWHERE)
     assert said.error == "ModelNotFoundError" and "connect to the network" in said.text
     (Path(visit("org/model").folder) / SECOND).unlink()
@@ -86,7 +86,7 @@ def test_offline_without_a_copy_or_with_part_of_one(visit: Visitor) -> None:
     assert visit("org/model").tensors  # and with a network it is completed
 
 
-def test_an_interrupted_connection_resumes(hub: FakeHub, visit: Visitor) -> None:
+def test_interrupted_download_resumes(hub: FakeHub, visit: Visitor) -> None:
     hub.cut.add(FIRST)
     said = visit("org/model", SMALL_PIECES)
     assert list(said.tensors) == ["t1", "t2"]
@@ -96,7 +96,7 @@ def test_an_interrupted_connection_resumes(hub: FakeHub, visit: Visitor) -> None
     assert said.progress[-1][1] == said.progress[-1][2]
 
 
-def test_a_download_that_stops_keeps_what_is_finished(hub: FakeHub, visit: Visitor) -> None:
+def test_failed_download_keeps_finished_files(hub: FakeHub, visit: Visitor) -> None:
     hub.dead.add(SECOND)
     said = visit("org/model", "import time; time.sleep = lambda seconds: None")
     assert said.error == "CheckpointError" and "run the same command again" in said.text
@@ -108,8 +108,8 @@ def test_a_download_that_stops_keeps_what_is_finished(hub: FakeHub, visit: Visit
     assert said.progress[-1][1:3] == [len(SHARDS[SECOND])] * 2
 
 
-def test_ctrl_c_ends_a_download_that_stalls(hub: FakeHub, visit: Visitor) -> None:
-    """Threads of a download, such as those of `snapshot_download`, keep the process until the hub answers."""
+def test_ctrl_c_ends_a_stalled_download(hub: FakeHub, visit: Visitor) -> None:
+    """Download threads, such as those of `snapshot_download`, keep the process until the Hub responds."""
     hub.stalled.add(SECOND)
     setup = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     with visit.start("org/model", setup=setup, HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
@@ -139,7 +139,7 @@ def test_refusals(hub: FakeHub, visit: Visitor) -> None:
         assert all(word in said.text for word in words), said.text
 
 
-def test_repositories_that_hold_no_model(hub: FakeHub, visit: Visitor) -> None:
+def test_repositories_without_a_model(hub: FakeHub, visit: Visitor) -> None:
     config = {"config.json": b"{}"}
     hqq = b'{"quantization_config": {"quant_method": "hqq"}}'
     cases: list[tuple[dict[str, bytes], str]] = [
@@ -165,7 +165,7 @@ def test_repositories_that_hold_no_model(hub: FakeHub, visit: Visitor) -> None:
     assert not any(name.endswith((".gguf", ".bin", ".safetensors")) for name in hub.downloads())
 
 
-def test_a_disk_that_is_too_small(hub: FakeHub, visit: Visitor) -> None:
+def test_disk_that_is_too_small(hub: FakeHub, visit: Visitor) -> None:
     small = "usage = shutil.disk_usage('/'); shutil.disk_usage = lambda path: usage._replace(free=9999)"
     said = visit("org/model", small)
     assert said.error == "DiskFullError"
@@ -173,7 +173,7 @@ def test_a_disk_that_is_too_small(hub: FakeHub, visit: Visitor) -> None:
     assert hub.downloads() == ["model.safetensors.index.json"]
 
 
-def test_a_disk_that_fills_up(visit: Visitor) -> None:
+def test_disk_fills_up(visit: Visitor) -> None:
     full = """
 import huggingface_hub.file_download as f
 def http_get(*_, **__): raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,4 @@
-"""GGUF files of hub repositories, with a fake hub on the loopback."""
+"""GGUF files of Hub repositories, with a fake Hub on the loopback address."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def visit(hub: FakeHub, bench: UnpackEnvironment, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT.replace("CACHE", str(bench.cache)))
 
 
-def test_the_one_file_that_is_named_is_fetched_once(hub: FakeHub, visit: Visitor) -> None:
+def test_named_file_is_downloaded_once(hub: FakeHub, visit: Visitor) -> None:
     said = visit(f"hf.co/{NAME}:q8_0")
     assert said.folder.endswith(f"{COMMIT}/{Q8}"), said
     assert hub.downloads() == [Q8]
@@ -68,7 +68,7 @@ def test_the_one_file_that_is_named_is_fetched_once(hub: FakeHub, visit: Visitor
 
 
 @pytest.mark.exhaustive
-def test_a_split_file_is_fetched_whole_and_opened(hub: FakeHub, visit: Visitor) -> None:
+def test_split_file_is_downloaded_and_opened(hub: FakeHub, visit: Visitor) -> None:
     first, second, third = sorted(name for name in hub.repositories[NAME] if name.startswith("F16/"))
     said, here = visit.all(f"open {NAME}:F16", f"{NAME}:F16")
     assert "model.embed_tokens.weight" in said.tensors, said
@@ -78,7 +78,7 @@ def test_a_split_file_is_fetched_whole_and_opened(hub: FakeHub, visit: Visitor) 
     assert "is incomplete" in visit(f"{NAME}:F16", HF_HUB_OFFLINE="1").text
 
 
-def test_which_file_of_a_repository_is_meant(hub: FakeHub, visit: Visitor) -> None:
+def test_selection_of_a_file(hub: FakeHub, visit: Visitor) -> None:
     files = hub.repositories[NAME]
     gone = sorted(name for name in files if name.startswith("F16/"))[1]
     hub.repositories |= {
@@ -96,7 +96,7 @@ def test_which_file_of_a_repository_is_meant(hub: FakeHub, visit: Visitor) -> No
     assert all(said.folder.endswith(Q8) for said in visit.all("org/one", "org/both:Q8_0"))
 
 
-def test_whether_the_hub_answers_is_known_within_seconds(visit: Visitor) -> None:
+def test_unreachable_hub_is_detected_within_seconds(visit: Visitor) -> None:
     assert visit("reachable").text == "True"
     assert visit("reachable", HF_ENDPOINT=NOWHERE).text == "False"
     assert visit("reachable", HF_HUB_OFFLINE="1").text == "False"

@@ -7,7 +7,7 @@ import pytest
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
 from tests.support.fake_hub import COMMIT, FakeHub
 
-# Takes all pickles of a repository whose config.json says "heads".
+# Requests all pickles of a repository whose config.json says "heads".
 VISIT = """
 from offspec.checkpoint.hub import download_head
 def choose(names, load):
@@ -42,7 +42,7 @@ def visit(hub: FakeHub, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT)
 
 
-def test_a_head_is_fetched_once(hub: FakeHub, visit: Visitor) -> None:
+def test_head_is_downloaded_once(hub: FakeHub, visit: Visitor) -> None:
     said, again = visit.all("org/heads", "org/heads")
     assert said.files == list(NEEDED) and said.folder.endswith(COMMIT)
     assert sorted(hub.downloads()) == list(NEEDED) and again.folder == said.folder
@@ -58,7 +58,7 @@ def test_a_head_is_fetched_once(hub: FakeHub, visit: Visitor) -> None:
     assert part.error == "ModelNotFoundError" and "is incomplete" in part.text
 
 
-def test_of_a_model_only_the_configuration_is_fetched(hub: FakeHub, visit: Visitor) -> None:
+def test_only_the_configuration_of_a_model_is_downloaded(hub: FakeHub, visit: Visitor) -> None:
     said, less, absent = visit.all("org/model", "org/less", "org/absent")
     assert (said.folder, said.error, said.notices) == ("", "", [])
     assert set(hub.downloads()) == {"config.json"}

@@ -40,7 +40,7 @@ Q4 = "Model-8B-Q4_K_M.gguf"
         ("", None),
     ],
 )
-def test_names_are_read(monkeypatch: pytest.MonkeyPatch, typed: str, meant: HubName | None) -> None:
+def test_parse_names(monkeypatch: pytest.MonkeyPatch, typed: str, meant: HubName | None) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
     assert hub_name(typed) == meant
 
@@ -75,7 +75,7 @@ PARTS = [f"Q8_0/Model-8B-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
         (PARTS[1], PARTS),
     ],
 )
-def test_a_word_selects_a_model_with_all_of_its_parts(wanted: str, files: list[str]) -> None:
+def test_word_selects_a_model_with_all_parts(wanted: str, files: list[str]) -> None:
     assert choose_gguf(gguf_models(FILES), wanted, NAME).files == tuple(files)
 
 
@@ -91,7 +91,7 @@ def test_choices_are_listed_with_their_sizes_and_each_listed_word_selects_one() 
         choose_gguf(models, "Q5_K_M", NAME)
 
 
-def test_two_models_of_one_quantization_are_told_apart_by_their_files() -> None:
+def test_models_of_one_quantization_are_distinguished_by_their_files() -> None:
     models = gguf_models({"small-Q4_0.gguf": 1, "large-Q4_0.gguf": 2, "large-Q8_0.gguf": 3})
     with pytest.raises(
         ModelNotFoundError, match=r"2 GGUF models: .* of small-Q4_0 \(1 B\), large-Q4_0 \(2 B\)$"
@@ -100,7 +100,7 @@ def test_two_models_of_one_quantization_are_told_apart_by_their_files() -> None:
     assert choose_gguf(models, "small-Q4_0", NAME).files == ("small-Q4_0.gguf",)
 
 
-def test_the_only_model_needs_no_word() -> None:
+def test_single_model_needs_no_word() -> None:
     assert choose_gguf(gguf_models({"any.gguf": 9, "mmproj.gguf": 1}), "", NAME).files == ("any.gguf",)
     with pytest.raises(ModelNotFoundError, match="has no GGUF files: leave out :Q4_K_M"):
         choose_gguf([], "Q4_K_M", NAME)

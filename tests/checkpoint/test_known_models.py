@@ -65,7 +65,7 @@ def parameters(hub_id: str, **changes: int) -> int:
 
 
 @pytest.mark.parametrize("hub_id", PUBLISHED)
-def test_it_has_as_many_parameters_as_published(hub_id: str) -> None:
+def test_exact_parameter_counts(hub_id: str) -> None:
     """All layers are alike, so a layer is the difference between models of two layers and of one."""
     one, two = (parameters(hub_id, num_hidden_layers=layers) for layers in (1, 2))
     layers = (known_config(hub_id) or {})["num_hidden_layers"]
@@ -73,28 +73,28 @@ def test_it_has_as_many_parameters_as_published(hub_id: str) -> None:
 
 
 @pytest.mark.parametrize("hub_id", ABOUT)
-def test_it_has_about_as_many_parameters_as_published(hub_id: str) -> None:
+def test_approximate_parameter_counts(hub_id: str) -> None:
     published, within = ABOUT[hub_id]
     assert parameters(hub_id) == pytest.approx(published, rel=within)
 
 
-def test_every_known_model_has_the_configuration_of_one_that_is_counted() -> None:
+def test_every_known_model_has_a_counted_configuration() -> None:
     counted = [known_config(hub_id) for hub_id in (*PUBLISHED, *ABOUT)]
     assert all(known_config(hub_id) in counted for hub_id in known_models())
 
 
-def test_capital_letters_do_not_matter_and_the_unknown_is_none() -> None:
+def test_case_is_ignored_and_unknown_models_give_none() -> None:
     wanted = known_config("Qwen/Qwen3-8B")
     assert wanted is not None and wanted["hidden_size"] == 4096
     for name in ("QWEN/qwen3-8b", "hf.co/Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B/tree/main"):
         assert known_config(name) == wanted
     for other in ("Qwen/Qwen3-8B:Q4_K_M", "Qwen/Qwen3-8B@v2", "meta-llama/Llama-9-1T"):
-        assert known_config(other) is None  # other files than the configuration is of
+        assert known_config(other) is None  # files other than the one with this configuration
     wanted["hidden_size"] = 1
     assert known_config("Qwen/Qwen3-8B") != wanted, "what a caller changes is changed for him alone"
 
 
-def test_long_contexts_are_scaled_as_the_makers_say() -> None:
+def test_long_context_scaling_follows_the_makers() -> None:
     found = known_config("meta-llama/Llama-3.1-70B-Instruct")
     assert found is not None
     assert found["rope_scaling"]["factor"] == 8.0

@@ -33,7 +33,7 @@ def check(kept: KnownSize, found: KnownSize) -> None:
 
 
 @pytest.mark.parametrize("model", FEW)
-def test_sizes_are_those_of_the_configuration(model: str, sizes: Callable[[str], dict[str, Any]]) -> None:
+def test_sizes_follow_from_the_configuration(model: str, sizes: Callable[[str], dict[str, Any]]) -> None:
     check(known_sizes()[model], KnownSize(**sizes(model)))
 
 

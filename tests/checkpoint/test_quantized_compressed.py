@@ -72,12 +72,12 @@ def test_floats(tmp_path: Path, format: str, how: dict[str, Any], dtype: torch.d
     modules = {UP: compressed((64, 128), format, dtype, **how)}
     inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
     check(write(tmp_path, settings(format, {"weights": how, "input_activations": inputs}), modules), modules)
-    if "block_structure" in how:  # as older files have it
+    if "block_structure" in how:  # as in older files
         how["block_structure"] = "32x64"
         check(write(tmp_path, settings(format, {"weights": how}), modules), modules)
 
 
-def test_the_group_whose_target_fits_best(tmp_path: Path) -> None:
+def test_most_specific_group_applies(tmp_path: Path) -> None:
     """Names take precedence over expressions, these over classes; each group may have its own format."""
     int8 = {"num_bits": 8, "strategy": "channel", "type": "int", "symmetric": True}
     floats = {"num_bits": 8, "strategy": "tensor", "type": "float", "symmetric": True}
@@ -96,7 +96,7 @@ def test_the_group_whose_target_fits_best(tmp_path: Path) -> None:
     check(write(tmp_path, said, modules), modules)
 
 
-def test_modules_that_are_ignored_stay_as_they_are(tmp_path: Path) -> None:
+def test_ignored_modules_stay_unquantized(tmp_path: Path) -> None:
     dense = PackedWeight({"weight": torch.ones(4, 4), "input_scale": torch.ones(1)}, torch.ones(4, 4))
     folder = write(tmp_path, int4(), {UP: packed(), "lm_head": dense})
     tensors = open_checkpoint(str(folder)).tensors
@@ -104,7 +104,7 @@ def test_modules_that_are_ignored_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["in order", "shuffled", "empty"])
-def test_an_order_of_importance(tmp_path: Path, index: str) -> None:
+def test_activation_order(tmp_path: Path, index: str) -> None:
     module = packed((64, 128))
     order = torch.arange(128) // 32
     if index == "shuffled":
@@ -127,7 +127,7 @@ def test_an_order_of_importance(tmp_path: Path, index: str) -> None:
         (int4() | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     ],
 )
-def test_other_forms_are_refused_by_name(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+def test_unsupported_formats_are_refused_by_name(tmp_path: Path, said: dict[str, Any], why: str) -> None:
     message = refused(write(tmp_path, said, {UP: packed()}), UnsupportedModelError)
     assert why in message and "GGUF" in message
 
@@ -182,19 +182,19 @@ def test_weights_that_are_not_quantized_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["GROUP", "dynamic", True])
-def test_an_order_of_importance_that_is_missing(tmp_path: Path, order: object) -> None:
+def test_missing_activation_order(tmp_path: Path, order: object) -> None:
     folder = write(tmp_path, int4(actorder=order), {UP: packed()})
     assert f"{UP}.weight_g_idx" in refused(folder, MissingTensorError)
 
 
 @pytest.mark.parametrize("order", ["weight", "static", False])
-def test_orders_that_leave_groups_as_they_are(tmp_path: Path, order: object) -> None:
+def test_activation_orders_without_effect(tmp_path: Path, order: object) -> None:
     module = packed()
     check(write(tmp_path, int4(actorder=order), {UP: module}), {UP: module})
 
 
 @pytest.mark.parametrize(("format", "told"), [("pack-quantized", True), ("int-quantized", None)])
-def test_zero_points_of_what_is_called_symmetric(tmp_path: Path, format: str, told: bool | None) -> None:
+def test_zero_points_with_symmetric_quantization(tmp_path: Path, format: str, told: bool | None) -> None:
     bits = {"num_bits": 4 if format == "pack-quantized" else 8, "type": "int", "strategy": "channel"}
     module = compressed((64, 64), format, torch.bfloat16, **bits, symmetric=False)
     said = bits if told is None else bits | {"symmetric": told}
@@ -228,7 +228,7 @@ def test_zero_points_of_zero(tmp_path: Path, format: str, how: dict[str, Any], d
         r".*layers\.(" + "|".join(map(str, range(94))) + r")\.mlp\.(gate|up|down)_proj.*",
     ],
 )
-def test_expressions_that_are_matched(tmp_path: Path, target: str) -> None:
+def test_matching_regular_expressions(tmp_path: Path, target: str) -> None:
     module, said = packed(), settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
     check(write(tmp_path, said, {UP: module}), {UP: module})
 
@@ -238,7 +238,7 @@ SLOW += [".*" * 12 + "!", r"[]\])]" + ".*" * 12 + "!"]
 
 
 @pytest.mark.parametrize("target", SLOW)
-def test_expressions_that_may_never_finish(tmp_path: Path, target: str) -> None:
+def test_regular_expressions_with_exponential_time(tmp_path: Path, target: str) -> None:
     said = settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
     message = refused(write(tmp_path, said, {"a" * 60: packed()}), UnsupportedModelError)
     assert "may never finish" in message and "GGUF" in message

@@ -73,7 +73,7 @@ def test_damaged_parts(
 @pytest.mark.parametrize(
     "weights", [{"strategy": "group"}, {"num_bits": 8}, {"type": "int"}, {"symmetric": False}]
 )
-def test_codes_that_the_configuration_calls_otherwise(tmp_path: Path, weights: dict[str, Any]) -> None:
+def test_codes_that_contradict_the_configuration(tmp_path: Path, weights: dict[str, Any]) -> None:
     settings = COMPRESSED | {"config_groups": {"g": {"targets": ["Linear"], "weights": WEIGHTS | weights}}}
     assert "4-bit floats" in refused(write(tmp_path, settings, {UP: nvfp4((64, 128), True)}), HeaderError)
 

@@ -28,7 +28,7 @@ def test_awq(tmp_path: Path, group: int, dtype: torch.dtype) -> None:
     check(write(tmp_path, AWQ | {"group_size": group}, modules), modules)
 
 
-def test_awq_as_its_first_files_spell_it(tmp_path: Path) -> None:
+def test_awq_with_legacy_names(tmp_path: Path) -> None:
     modules = {UP: awq((64, 64), 32)}
     spelt = {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": True}
     check(write(tmp_path, spelt, modules), modules)
@@ -54,7 +54,7 @@ def test_gptq(tmp_path: Path, bits: int, group: int, desc_act: bool, version: st
     check(write(tmp_path, GPTQ | said, modules), modules)
 
 
-def test_a_trivial_order_is_dropped(tmp_path: Path) -> None:
+def test_trivial_order_is_dropped(tmp_path: Path) -> None:
     """Static groups have consecutive inputs regardless of `desc_act`; older files have no `g_idx`."""
     modules = {UP: gptq((64, 64), group=32), DOWN: gptq((64, 64), group=32)}
     del modules[DOWN].tensors["g_idx"]
@@ -64,7 +64,7 @@ def test_a_trivial_order_is_dropped(tmp_path: Path) -> None:
         assert [part for part, _ in weight.parts] == ["qweight", "qzeros", "scales"]  # type: ignore[union-attr]
 
 
-def test_modules_that_are_left_as_they_were(tmp_path: Path) -> None:
+def test_unquantized_modules(tmp_path: Path) -> None:
     modules = {
         UP: gptq((64, 64), group=32),
         DOWN: PackedWeight({"weight": torch.ones(2, 2)}, torch.ones(2, 2)),
@@ -88,7 +88,7 @@ def test_modules_that_are_left_as_they_were(tmp_path: Path) -> None:
         (GPTQ | {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "separate settings for '+:.*up_proj'"),
     ],
 )
-def test_other_forms_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+def test_unsupported_formats_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
     module = awq((64, 64), 32) if settings["quant_method"] == "awq" else gptq((64, 64), group=32)
     message = refused(write(tmp_path, settings, {UP: module}), UnsupportedModelError)
     assert why in message and "GGUF" in message
@@ -122,7 +122,7 @@ def test_damaged_parts(tmp_path: Path, part: str, make: Damage, error: type[Chec
         *(("gptq", size) for size in (64, 0, 2**40, None)),
     ],
 )
-def test_another_group_size_than_the_scales_have(tmp_path: Path, method: str, size: object) -> None:
+def test_group_size_that_contradicts_the_scales(tmp_path: Path, method: str, size: object) -> None:
     settings, module = (AWQ, awq((96, 96), 32)) if method == "awq" else (GPTQ, gptq((96, 96), group=32))
     refused(write(tmp_path, settings | {"group_size": size}, {UP: module}), HeaderError)
 
@@ -133,7 +133,7 @@ def without_order(folder: Path, **settings: Any) -> Path:
     return write(folder, GPTQ | settings, {UP: module})
 
 
-def test_an_order_that_is_missing(tmp_path: Path) -> None:
+def test_missing_order(tmp_path: Path) -> None:
     assert f"{UP}.g_idx" in refused(without_order(tmp_path, desc_act=True), MissingTensorError)
 
 

@@ -39,7 +39,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "model.safetensors"
 
 
-def test_finds_every_tensor_where_the_library_put_it(path: Path) -> None:
+def test_tensor_offsets_match_the_library(path: Path) -> None:
     tensors = {
         "a": torch.randn(3, 4, dtype=torch.bfloat16),
         "b.weight": torch.arange(5),
@@ -92,7 +92,7 @@ def test_padding_and_holes_are_allowed(path: Path) -> None:
     ],
     ids=str,
 )
-def test_an_invalid_entry_is_refused(path: Path, entry: Any) -> None:
+def test_invalid_entry_is_refused(path: Path, entry: Any) -> None:
     with pytest.raises(HeaderError, match=r"damaged header.*download it again"):
         read_header(file_of(path, {"a": entry}))
 
@@ -115,7 +115,7 @@ def test_an_invalid_entry_is_refused(path: Path, entry: Any) -> None:
     ],
     ids=lambda header: header[:30],
 )
-def test_a_header_that_is_not_an_object_of_tensors_is_refused(path: Path, header: bytes) -> None:
+def test_header_that_is_not_an_object_of_tensors_is_refused(path: Path, header: bytes) -> None:
     with pytest.raises(HeaderError) as caught:
         read_header(file_of(path, header))
     assert "\n" not in str(caught.value)
@@ -128,7 +128,7 @@ def test_overlapping_tensors_are_refused(path: Path) -> None:
             read_header(file_of(path, {"a": ENTRY, "b": ENTRY | {"data_offsets": other}}, bytes(99)))
 
 
-def test_a_cut_file_names_both_sizes(path: Path) -> None:
+def test_truncated_file_names_both_sizes(path: Path) -> None:
     file_of(path, {"a": ENTRY}, bytes(24))
     whole = path.read_bytes()
     for size in (len(whole) - 1, len(whole) - 24, 40, 10, 9, 8, 1, 0):
@@ -161,13 +161,13 @@ def test_an_empty_file_is_called_empty(path: Path) -> None:
         read_header(path)
 
 
-def test_a_git_lfs_pointer_is_explained(path: Path) -> None:
+def test_git_lfs_pointer_is_explained(path: Path) -> None:
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
     with pytest.raises(HeaderError, match="git lfs pull"):
         read_header(path)
 
 
-def test_a_file_that_cannot_be_read(path: Path) -> None:
+def test_unreadable_file(path: Path) -> None:
     for place, why in ((path, "No such file"), (path.parent, "directory")):
         with pytest.raises(CheckpointError, match=why):
             read_header(place)
@@ -187,7 +187,7 @@ def test_sizes_and_dtypes() -> None:
             assert torch_dtype(name).itemsize == item_size(name)
 
 
-def check_nothing_but_ours(path: Path) -> None:
+def check_only_our_errors(path: Path) -> None:
     """Read the header, and compare it with the file."""
     try:
         found, _ = read_header(path)
@@ -221,4 +221,4 @@ _ENTRIES = st.fixed_dictionaries(
 @given(header=st.dictionaries(st.text(max_size=3), _ENTRIES | _VALUES, max_size=4) | _VALUES)
 @settings(max_examples=120)
 def test_random_headers(scratch: Path, header: Any) -> None:
-    check_nothing_but_ours(file_of(scratch, header))
+    check_only_our_errors(file_of(scratch, header))

@@ -44,7 +44,7 @@ def test_reads_back_with_the_reference_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [0, 111, 296])
-def test_the_data_starts_aligned(tmp_path: Path, names: int) -> None:
+def test_data_is_aligned(tmp_path: Path, names: int) -> None:
     path = tmp_path / "x.safetensors"
     with SafetensorsWriter(path, [(f"t{i}", "U8", (1,)) for i in range(names)]) as out:
         for i in range(names):
@@ -83,7 +83,7 @@ def test_pieces_and_buffers(tmp_path: Path) -> None:
         [],
     ],
 )
-def test_a_caller_out_of_step_leaves_no_file(tmp_path: Path, writes: list[tuple[str, bytes]]) -> None:
+def test_wrong_order_of_calls_leaves_no_file(tmp_path: Path, writes: list[tuple[str, bytes]]) -> None:
     path = tmp_path / "x.safetensors"
     writer = SafetensorsWriter(path, [("a", "U8", (4,)), ("b", "U8", (4,))])
     with pytest.raises(ValueError), writer as out:
@@ -97,7 +97,7 @@ def test_names_must_differ(tmp_path: Path) -> None:
         SafetensorsWriter(tmp_path / "x", [("a", "U8", (4,)), ("a", "U8", (4,))])
 
 
-def test_an_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
+def test_interrupt_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt), SafetensorsWriter(path, [("a", "U8", (4,))]) as out:
@@ -117,7 +117,7 @@ def test_an_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
         ("replace", errno.ENOSPC),
     ],
 )
-def test_a_full_disk_leaves_nothing(
+def test_full_disk_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     path = tmp_path / "x.safetensors"
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_system_without_reservation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_preallocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "no")
 

@@ -1,4 +1,4 @@
-"""An expert of a fused weight, or some rows of a weight, have the bits of the whole."""
+"""One expert of a fused weight, or some rows of a weight, are bitwise equal to the same part of the whole."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def same(found: Tensor, wanted: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("format", "shape"), [*STACKS, *MATRICES])
-def test_an_element_has_the_bits_of_the_whole(tmp_path: Path, format: Format, shape: tuple[int, ...]) -> None:
+def test_slices_are_bitwise_equal(tmp_path: Path, format: Format, shape: tuple[int, ...]) -> None:
     weight = written(tmp_path, format, shape)
     whole = values_of(weight)
     assert can_slice(weight)
@@ -75,7 +75,7 @@ def test_an_element_has_the_bits_of_the_whole(tmp_path: Path, format: Format, sh
         assert piece.shape == (1, *shape[1:]) and piece.name == f"experts[{i}]"
         assert same(values_of(piece), whole[i : i + 1])
     assert same(values_of(slice_rows(weight, 1, 4)), whole[1:4])
-    if len(shape) == 3:  # no byte is in two
+    if len(shape) == 3:  # bytes are not shared
         assert sum(piece.nbytes - _table_bytes(weight) for piece in pieces) == (
             weight.nbytes - _table_bytes(weight)
         )
@@ -93,7 +93,7 @@ def test_weights_that_cannot_be_sliced(tmp_path: Path, format: Format, shape: tu
         slice_of(weight, 0)
 
 
-def test_a_tensor_that_is_not_packed(tmp_path: Path) -> None:
+def test_tensor_that_is_not_packed(tmp_path: Path) -> None:
     stored = {"experts": torch.randn(3, 4, 5).bfloat16(), "scale": torch.ones(())}
     save_file(stored, tmp_path / "model.safetensors")
     found, _ = read_header(tmp_path / "model.safetensors")

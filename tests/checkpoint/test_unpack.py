@@ -43,7 +43,7 @@ def test_every_architecture_is_tested() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_model_comes_out(
+def test_unpacked_model_is_equal(
     bench: UnpackEnvironment, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dequantize, "PIECE", 200)  # so that these small tensors have several pieces
@@ -87,7 +87,7 @@ def test_files_are_laid_out_for_streaming_once_with_progress(
     assert bench.events == []
 
 
-def test_another_file_is_another_folder(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_each_file_has_its_own_folder(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     first = bench.open(unpack=True).folder
     moved = bench._replace(file=bench.file.with_name("moved") / "tiny.gguf")
@@ -96,12 +96,12 @@ def test_another_file_is_another_folder(bench: UnpackEnvironment, llama: PreTrai
     assert moved.open(unpack=True).folder == first
     renamed = moved._replace(file=moved.file.rename(moved.file.with_name("renamed.gguf")))
     assert renamed.open(unpack=True).folder == first
-    assert renamed.open().fingerprint == bench.open().fingerprint  # what is made of it is found as well
+    assert renamed.open().fingerprint == bench.open().fingerprint  # the model made of it is found as well
     os.utime(bench.file, ns=(1, 1))
     assert bench.open(unpack=True).folder != first
 
 
-def test_a_damaged_cache_is_made_again(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_damaged_cache_is_made_again(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     checkpoint = bench.open(unpack=True)
     shard = checkpoint.folder / "model-layer-0001.safetensors"
@@ -184,9 +184,7 @@ def test_gemma_3_scales_only_its_global_layers(bench: UnpackEnvironment) -> None
 
 
 @pytest.mark.parametrize("partial", [1.0, 0.5])
-def test_phi_3_has_factors_for_short_texts_and_for_long_ones(
-    bench: UnpackEnvironment, partial: float
-) -> None:
+def test_phi_3_has_factors_for_short_and_long_texts(bench: UnpackEnvironment, partial: float) -> None:
     rotated = int(16 * partial)
     short, long = np.linspace(1, 2, rotated // 2), np.linspace(1.5, 9, rotated // 2)
     rope = {

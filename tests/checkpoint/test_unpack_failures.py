@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], type[OffspecError], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "why"), REFUSED)
-def test_a_file_that_is_not_quite_the_model_is_refused(
+def test_inconsistent_file_is_refused(
     bench: UnpackEnvironment,
     llama: PreTrainedModel,
     changes: dict[str, Any],
@@ -98,7 +98,7 @@ def test_an_unknown_type(
         bench.open(unpack=True)
 
 
-def test_a_disk_that_is_too_small(
+def test_disk_that_is_too_small(
     bench: UnpackEnvironment, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(bench.file, llama, "llama")
@@ -113,7 +113,7 @@ def test_a_disk_that_is_too_small(
 
 
 @pytest.mark.parametrize(("after", "unpack"), [(0, True), (20, True), (1, False)])
-def test_a_disk_that_fills_up(
+def test_disk_fills_up(
     bench: UnpackEnvironment,
     llama: PreTrainedModel,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up(
     assert bench.open(unpack=unpack).tensors
 
 
-def test_an_interrupt_leaves_nothing(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_interrupt_leaves_no_files(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
 
     def stop(event: Event) -> None:
@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_nothing(bench: UnpackEnvironment, llama: PreTrained
     assert bench.cached_names() == []
 
 
-def test_a_file_that_shrinks_meanwhile(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+def test_file_truncated_during_unpacking(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     tensor = next(iter(read_gguf(bench.file).tensors.values()))
     os.truncate(bench.file, tensor.offset + 10)

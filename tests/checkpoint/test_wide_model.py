@@ -93,7 +93,7 @@ def test_layout_on_disk(small: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_nothing_is_left_after_an_error(small: Path, tmp_path: Path) -> None:
+def test_error_leaves_no_files(small: Path, tmp_path: Path) -> None:
     def stop(count: int) -> None:
         raise KeyboardInterrupt
 
@@ -102,7 +102,7 @@ def test_nothing_is_left_after_an_error(small: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_widened_is_refused(small: Path, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(small: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(small))
     with pytest.raises(UnsupportedModelError, match="gemma2"):
         wide_files(replace(checkpoint, config={**checkpoint.config, "model_type": "gemma2"}), 2)
@@ -117,10 +117,10 @@ def test_what_cannot_be_widened_is_refused(small: Path, tmp_path: Path) -> None:
         widen(checkpoint, tmp_path, 2)
 
 
-def test_division_that_is_not_exact_is_refused() -> None:
+def test_inexact_division_is_refused() -> None:
     assert divide(np.array([0x3F80], np.uint16), 4, "one")[0] == 0x3E80  # bfloat16 1.0 -> 0.25
     for values in (
-        np.array([0x0001], np.uint16),  # the least bfloat16
+        np.array([0x0001], np.uint16),  # the smallest bfloat16
         np.array([0x7F80], np.uint16) | 1,  # not a number
         np.array([6e-8], np.float16),
         np.array([1e-45], np.float32),

@@ -31,7 +31,7 @@ make_folder(Path(sys.argv[1]), fill, lambda: print("waiting", flush=True))
 
 
 def child(folder: Path, deed: str) -> subprocess.Popen[str]:
-    """Another process that makes the folder, and stops halfway: killed, or until it reads a line."""
+    """Start another process that makes the folder, and stops halfway: killed, or until it reads a line."""
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(folder), deed],
         stdin=subprocess.PIPE,
@@ -53,7 +53,7 @@ def visible(root: Path) -> list[str]:
     return sorted(os.listdir(root))
 
 
-def test_a_folder_is_made_once_and_not_there_before_it_is_whole(tmp_path: Path) -> None:
+def test_folder_is_made_once_and_appears_complete(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
 
     def look(partial: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_folder_is_made_once_and_not_there_before_it_is_whole(tmp_path: Path) 
     ],
     ids=["interrupt", "bad disk", "full disk"],
 )
-def test_errors_leave_nothing(
+def test_errors_leave_no_files(
     tmp_path: Path, error: BaseException, becomes: type[BaseException], why: str
 ) -> None:
     def fail(partial: Path) -> None:
@@ -91,7 +91,7 @@ def test_errors_leave_nothing(
     make_folder(tmp_path / "folder", fill, never)  # the lock is free again
 
 
-def test_a_cache_that_cannot_be_written_or_has_no_room(tmp_path: Path) -> None:
+def test_read_only_or_full_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match="OFFSPEC_CACHE"):
         make_folder(tmp_path / "file" / "folder", fill, never)
@@ -100,15 +100,15 @@ def test_a_cache_that_cannot_be_written_or_has_no_room(tmp_path: Path) -> None:
         disk.require_space(tmp_path / "not" / "yet", 10**15, "a test")
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "a-1.folder"
     for _ in range(2):
         process = child(folder, "die")
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-        partial, _lock = visible(tmp_path)  # no more of the one before
+        partial, _lock = visible(tmp_path)  # not more than the one before
         assert partial.endswith(".partial")
-    make_folder(tmp_path / "other", fill, never)  # work on another folder sweeps, too
+    make_folder(tmp_path / "other", fill, never)  # work on another folder cleans up, too
     assert visible(tmp_path) == ["other"]
     make_folder(folder, fill, never)
     assert (folder / "file").exists()
@@ -118,7 +118,7 @@ def test_two_processes_make_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with child(folder, "work") as first:
         assert first.stdout and first.stdin and first.stdout.readline() == "filling\n"
-        make_folder(tmp_path / "other", fill, never)  # does not sweep what the first is filling
+        make_folder(tmp_path / "other", fill, never)  # does not remove the first one's files
         assert not folder.exists()
         write = first.stdin.write
 
@@ -131,7 +131,7 @@ def test_two_processes_make_one_folder(tmp_path: Path) -> None:
     assert visible(tmp_path) == ["folder", "other"]
 
 
-def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("OFFSPEC_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -145,7 +145,7 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_root(tmp_path) == tmp_path
 
 
-def test_a_small_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk.write_atomic(tmp_path / "file", b"one")
     disk.write_atomic(tmp_path / "file", b"two")
 

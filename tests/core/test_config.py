@@ -13,19 +13,19 @@ from offspec.core.values import parse_bytes
 from offspec_planners.units import format_bytes
 
 
-def test_sizes_are_read() -> None:
+def test_parse_sizes() -> None:
     sizes = {"1.5GB": 1_500_000_000, "800MiB": 800 * 2**20, "12g": 12 * 10**9, "4096000": 4_096_000}
     assert {text: parse_bytes(text) for text in (*sizes, " 2 kb ")} == sizes | {" 2 kb ": 2000}
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1.5 parsecs", "0", "1e9", "5iB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(RequestError):
         parse_bytes(text)
 
 
 @pytest.mark.parametrize(("number", "meant"), [("12", "12GB"), (" 1.5", "1.5GB"), ("8192", "8192MB")])
-def test_a_number_without_its_unit_is_answered_with_one(number: str, meant: str) -> None:
+def test_number_without_a_unit_suggests_one(number: str, meant: str) -> None:
     with pytest.raises(RequestError, match=rf"means {number.strip()} bytes; add a unit: {meant}$"):
         EngineConfig.of("m", {"vram": number})
     assert EngineConfig.of("m", {"vram": 12}).vram == 12
@@ -41,7 +41,7 @@ def test_an_error_of_a_size_speaks_of_no_memory() -> None:
             parse_bytes(size, least=0)
 
 
-def test_the_cache_of_conversations_may_have_no_size() -> None:
+def test_conversation_cache_may_be_zero() -> None:
     for size, read in (("0GB", 0), (0, 0), ("1.5GB", 15 * 10**8), (7, 7)):
         assert EngineConfig.of("m", {"cache_size": size}).cache_size == read
     assert EngineConfig("m").cache_size == 0
@@ -49,7 +49,7 @@ def test_the_cache_of_conversations_may_have_no_size() -> None:
         EngineConfig.of("m", {"memory": "0GB"})
 
 
-def test_sizes_are_written() -> None:
+def test_format_sizes() -> None:
     written = [format_bytes(n) for n in (0, 999, 1500, 2_500_000, 1_500_000_000, 3e12)]
     assert written == ["0 B", "999 B", "2 KB", "2.50 MB", "1.50 GB", "3.00 TB"]
 
@@ -78,13 +78,13 @@ def test_sizes_are_written() -> None:
         ("stop", ["x" * 500, 1], r"\.\.\.$"),
     ],
 )
-def test_parameters_of_another_type_are_refused(name: str, value: Any, told: str) -> None:
+def test_parameters_of_wrong_types_are_refused(name: str, value: Any, told: str) -> None:
     with pytest.raises(RequestError, match=told) as caught:
         SamplingParams(**{name: value})
     assert str(caught.value).startswith(f"{name} must be ") and len(str(caught.value)) < 150
 
 
-def test_parameters_as_callers_have_them() -> None:
+def test_accepted_types_of_parameters() -> None:
     given: Any = {
         "temperature": np.float32(0.5),
         "top_k": np.int64(4),
@@ -123,7 +123,7 @@ def test_parameters_as_callers_have_them() -> None:
         ({"dtype": ["float32"]}, "dtype must be 'bfloat16' or 'float32'"),
     ],
 )
-def test_settings_of_another_type_are_refused(settings: Any, told: str) -> None:
+def test_settings_of_wrong_types_are_refused(settings: Any, told: str) -> None:
     model: Any = settings.pop("model", "demo")
     with pytest.raises(RequestError, match=told):
         EngineConfig.of(model, settings)
@@ -138,13 +138,13 @@ def test_settings_of_another_type_are_refused(settings: Any, told: str) -> None:
         ("xyzzy", "unknown setting 'xyzzy': valid names are draft, draft_bits, memory"),
     ],
 )
-def test_a_setting_that_does_not_exist(name: str, told: str) -> None:
+def test_unknown_setting(name: str, told: str) -> None:
     settings: Any = {"budget": 8, name: 5}
     with pytest.raises(TypeError, match=re.escape(told)):
         EngineConfig.of("m", settings)
 
 
-def test_settings_as_callers_have_them() -> None:
+def test_accepted_types_of_settings() -> None:
     int_of_numpy: Any = np.int64(5)
     config = EngineConfig.of(Path("a/b"), {"draft": Path("c"), "corpus": "d.txt", "memory": int_of_numpy})
     assert (config.model, config.draft, config.corpus, config.memory) == ("a/b", "c", (Path("d.txt"),), 5)
@@ -152,13 +152,13 @@ def test_settings_as_callers_have_them() -> None:
     assert (several.draft, several.corpus) == ("c,suffix", (Path("d"), Path("e")))
 
 
-def test_an_error_quotes_the_beginning_of_a_long_value() -> None:
+def test_errors_quote_the_beginning_of_a_long_value() -> None:
     wrong: Any = "x" * 100
     with pytest.raises(RequestError, match=r"budget must be .* not 'x{56}\.\.\.(;|$)"):
         EngineConfig.of("m", {"budget": wrong})
 
 
-def test_the_former_name_of_the_self_draft() -> None:
+def test_former_name_of_the_self_draft() -> None:
     assert EngineConfig("demo", draft="substitute").draft == "self"
     assert EngineConfig("demo", draft="suffix, substitute") == EngineConfig("demo", draft="suffix,self")
     assert read_drafts("substitute,suffix") == ("self", "suffix")

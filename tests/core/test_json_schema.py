@@ -1,4 +1,4 @@
-"""Objects of schemas are closed where nothing else says what they may have."""
+"""Schemas get closed objects unless they say otherwise."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_closed_schemas(case: str) -> None:
     assert repr(given) == before
 
 
-def test_formats_that_are_closed() -> None:
+def test_formats_with_closed_schemas() -> None:
     assert Constraint("json_schema", A).closed == Constraint("json_schema", CLOSED)
     regex = Constraint("regex", "a+")
     assert regex.closed is regex

@@ -68,28 +68,28 @@ def _user() -> Any:
     return sys.modules["user"]
 
 
-def test_names_are_imported_when_they_are_used() -> None:
+def test_names_are_imported_on_use() -> None:
     user = _user()
     assert user.make().answer() == 42
     assert user.Base.answer is import_module("heavy").Base.answer
     assert user.Other is not user.Base and user.Other().answer() == 42
 
 
-def test_decorators_are_applied_when_their_functions_are_called() -> None:
+def test_decorators_are_applied_on_call() -> None:
     user = _user()
     assert user.User.doubled.__name__ == "doubled"
     assert "heavy" not in sys.modules
     assert user.User().doubled(5) == 10 and user.tripled(5) == 15
 
 
-def test_what_was_not_imported_has_no_instances() -> None:
+def test_unimported_classes_have_no_instances() -> None:
     user = _user()
     assert not user.is_base(1)
     assert "heavy" not in sys.modules
     assert user.is_base(import_module("heavy").Base()) and not user.is_base(1)
 
 
-def test_a_module_that_was_bound_finds_the_real_names_and_others_import_them() -> None:
+def test_bound_module_finds_real_names() -> None:
     user = _user()
     assert user.parts.LIMIT == 7
     assert user.parts.LIMIT is import_module("heavy.parts").LIMIT
@@ -97,13 +97,13 @@ def test_a_module_that_was_bound_finds_the_real_names_and_others_import_them() -
     assert heavy.LIMIT == 7 and Path(heavy.__file__ or "").name == "__init__.py"
 
 
-def test_a_module_that_needs_a_package_at_once_is_imported_as_ever() -> None:
+def test_immediate_use_imports_as_usual() -> None:
     import_without(("heavy",), "subclass")
     assert "subclass" not in sys.modules
     assert import_module("subclass").Derived().answer() == 42
 
 
-def test_packages_that_are_there_or_are_not_make_no_difference() -> None:
+def test_missing_packages_make_no_difference() -> None:
     heavy = import_module("heavy")
     import_without(("heavy", "absent"), "careful")
     careful = sys.modules["careful"]

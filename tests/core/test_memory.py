@@ -45,7 +45,7 @@ assert taken(8 << 20) and taken(8 << 20) and not taken(1 << 20)
 """
 
 
-def test_large_blocks_go_back() -> None:
+def test_large_blocks_are_returned_to_the_system() -> None:
     ran = subprocess.run([sys.executable, "-c", _MALLOC], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
@@ -75,7 +75,7 @@ for turn in range(2):
 """
 
 
-def test_forgotten_code_comes_back_and_few_products_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_bounded_and_recompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_VERBOSE", "profile_create")
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     ran = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True)
@@ -102,7 +102,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def group(folder: str, limit: str, current: int, **counts: int) -> dict[str, str]:
-    """The files of a control group, in megabytes but for the limit; of version 1 in a folder of that name."""
+    """Files of a control group, in megabytes except the limit; version 1 in a folder of that name."""
     names = ("limit_in_bytes", "usage_in_bytes") if folder.startswith("cgroup/memory") else ("max", "current")
     stat = "\n".join(f"{name} {count}000000" for name, count in counts.items())
     values = (limit, f"{current}000000")
@@ -155,14 +155,16 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("files", "limit", "free"), GROUPS.values(), ids=GROUPS)
-def test_memory_left_by_groups(files: dict[str, str], limit: int | None, free: int, system: Path) -> None:
+def test_available_memory_in_control_groups(
+    files: dict[str, str], limit: int | None, free: int, system: Path
+) -> None:
     """Limit and free memory, in megabytes."""
     write(system, {name: text.format(system / "elsewhere") for name, text in files.items()})
     assert memory.cgroup_limit() == (limit and limit * 10**6)
     assert memory.available_bytes() == free * 10**6
 
 
-def test_a_limit_above_that_of_the_group_is_lowered(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_above_the_groups_is_lowered(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notices = list[Event]()
     assert memory.limit_to_cgroup(6 * 10**9, notices.append) == 6 * 10**9 and not notices
     write(system, V2 | group("cgroup", "4000000000", 1000))
@@ -189,8 +191,8 @@ with tempfile.NamedTemporaryFile(dir=".") as file:
 """
 
 
-def test_a_real_group_of_version_1() -> None:
-    """A process in a group with a limit above it, and a file just read: neither is overlooked."""
+def test_real_control_group_version_1() -> None:
+    """A process in a group with a limit on its parent, and a file just read: both are considered."""
     try:
         outer = MemoryCgroup(600_000_000).__enter__()
     except BenchError as error:

@@ -32,7 +32,7 @@ def _names(module: Any) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if not name.startswith("__")}
 
 
-def test_the_original_comes_back_whatever_happens() -> None:
+def test_original_is_always_restored() -> None:
     owner = _module(first=1, second=2)
     both = [Replacement(owner, name, _doubled) for name in ("first", "second")]
     with pytest.raises(ValueError), monkeypatched(both):
@@ -41,13 +41,13 @@ def test_the_original_comes_back_whatever_happens() -> None:
     assert _names(owner) == {"first": 1, "second": 2}
 
 
-def test_an_attribute_that_was_inherited_is_inherited_again() -> None:
+def test_inherited_attribute_is_inherited_again() -> None:
     with monkeypatched([Replacement(_Derived, "__init__", lambda own: lambda self: None)]):
         assert not vars(_Derived())
     assert "__init__" not in vars(_Derived) and _Derived().made == "base"
 
 
-def test_nothing_stays_where_one_of_them_is_not_there() -> None:
+def test_missing_attribute_undoes_all_replacements() -> None:
     owner = _module(there=1)
     both = [Replacement(owner, name, _doubled) for name in ("there", "absent")]
     with pytest.raises(AttributeError), monkeypatched(both):
@@ -58,7 +58,7 @@ def test_nothing_stays_where_one_of_them_is_not_there() -> None:
     assert owner.there == 1
 
 
-def test_blocks_of_two_threads_share_a_replacement() -> None:
+def test_two_threads_share_a_replacement() -> None:
     owner, barrier = _module(there=1), Barrier(2, timeout=20)
     one = [Replacement(owner, "there", _doubled)]
     seen = list[object]()

@@ -1,4 +1,4 @@
-"""How threads wait: limited before torch is loaded, and asleep while other processes compute."""
+"""How threads wait: limited spinning before torch is loaded, and sleep while other processes compute."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ def test_spinning_is_limited_before_torch_is_loaded(code: str) -> None:
     assert said == [str(list(VARIABLES.values()))] * code.count("taken()")
 
 
-def test_an_environment_that_says_how_to_wait_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_policy_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     limit_spinning()
@@ -76,7 +76,7 @@ def test_an_environment_that_says_how_to_wait_is_left_alone(monkeypatch: pytest.
 
 
 @pytest.mark.exhaustive
-def test_torch_that_came_first_is_told(tmp_path: Path) -> None:
+def test_torch_loaded_first_is_reported(tmp_path: Path) -> None:
     code = """
 import sys, torch, os, offspec
 def tell(event):
@@ -92,7 +92,7 @@ except offspec.ModelNotFoundError:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_nothing_is_told_where_threads_sleep_or_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_report_if_threads_sleep_or_are_single(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     assert spinning_warning() is not None
@@ -105,7 +105,7 @@ def test_nothing_is_told_where_threads_sleep_or_are_alone(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look is a tenth of a second of work after the last, and so many percent of it were waiting."""
+    """Each check comes a tenth of a second of work after the last, with this percentage spent waiting."""
     now, waited = 0, 0
     monkeypatch.setattr(module, "_now", lambda: (now, waited))
     monkeypatch.setattr(module, "perf_counter_ns", lambda: now)
@@ -119,7 +119,7 @@ def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pyt
             contention.poll()
             told += "sleep " if contention.busy else "spin "
             now, waited = now + SECOND // 100, waited + SECOND // 100
-            contention.poll()  # too soon to tell
+            contention.poll()  # too early to decide
             now, waited = now - SECOND // 100, waited - SECOND // 100
         return told.strip()
 
@@ -137,7 +137,7 @@ def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pyt
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The times that looks see, and how long the thread had waited by then: (0, 0) and what a test adds."""
+    """Times seen by the checks, and the thread's waiting time: (0, 0) plus what a test adds."""
     times = [(0, 0)]
     seen = iter(times)
     monkeypatch.setattr(module, "_now", lambda: next(seen))
@@ -147,7 +147,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("before", [0, 90])
-def test_time_between_answers_says_nothing(before: int, clock: list[tuple[int, int]]) -> None:
+def test_time_between_answers_is_ignored(before: int, clock: list[tuple[int, int]]) -> None:
     waited, during = before * SECOND, 0 if before else SECOND
     clock += [(90 * SECOND, waited)]
     clock += [((90 + looks) * SECOND, waited + looks * during) for looks in (1, 2)]
@@ -161,7 +161,7 @@ def test_time_between_answers_says_nothing(before: int, clock: list[tuple[int, i
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_waiting_for_a_processor_is_seen_and_leaves_no_thread(
+def test_waiting_for_a_processor_is_detected_without_leftover_threads(
     threads: int, clock: list[tuple[int, int]]
 ) -> None:
     clock += [(SECOND, SECOND), (2 * SECOND, 2 * SECOND)]

@@ -15,7 +15,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_others_could_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_readable_by_others_are_made_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     monkeypatch.setenv("OFFSPEC_DATA", str(data))
     elsewhere = tmp_path / "elsewhere"
@@ -39,7 +39,7 @@ def test_what_others_could_read_is_closed(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(told) == 1
 
 
-def test_a_lock_that_is_a_link_or_a_fifo_is_not_followed_or_waited_for(tmp_path: Path) -> None:
+def test_lock_that_is_a_symlink_or_fifo_is_refused(tmp_path: Path) -> None:
     target, file, lock = (tmp_path / name for name in ("target", "session.json", ".session.json.lock"))
     lock.symlink_to(target)
     assert not is_claimed(file)
@@ -51,7 +51,7 @@ def test_a_lock_that_is_a_link_or_a_fifo_is_not_followed_or_waited_for(tmp_path:
     assert not is_claimed(file)
 
 
-def test_a_lock_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_files_cause_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
     sessions = tmp_path / "sessions"
     sessions.mkdir(mode=0o755)
@@ -68,7 +68,7 @@ def test_a_lock_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(told) == 1, "its names could be read"
 
 
-def test_a_lock_is_private_and_goes_with_its_release(tmp_path: Path) -> None:
+def test_lock_is_private_and_removed_on_release(tmp_path: Path) -> None:
     lock = lock_for(tmp_path / "a")
     lock.acquire()
     assert mode(tmp_path / ".a.lock") == 0o600

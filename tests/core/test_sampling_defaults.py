@@ -36,7 +36,7 @@ HINT = "the hint"
         ),
     ],
 )
-def test_what_a_generation_config_sets(generation: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_parameters_from_generation_config(generation: dict[str, Any], expected: dict[str, Any]) -> None:
     assert model_defaults(generation) == SamplingParams(**expected)
 
 
@@ -58,12 +58,12 @@ def test_what_a_generation_config_sets(generation: dict[str, Any], expected: dic
         ('"do_sample": "yes"', "do_sample must be true or false, not 'yes'"),
     ],
 )
-def test_an_invalid_value_is_an_error(text: str, wrong: str) -> None:
+def test_invalid_value_is_an_error(text: str, wrong: str) -> None:
     with pytest.raises(RequestError, match=wrong):
         model_defaults(json.loads(f'{{"eos_token_id": 2, {text}}}'))
 
 
-def test_what_is_set_replaces_one_parameter_each() -> None:
+def test_each_option_overrides_one_parameter() -> None:
     assert SamplingOverrides().apply_to(OWN) == OWN
     cooler = SamplingOverrides({"temperature": 0.2, "max_tokens": 5})
     assert cooler.apply_to(OWN) == SamplingParams(temperature=0.2, top_p=0.95, top_k=20, max_tokens=5)
@@ -75,7 +75,7 @@ def test_what_is_set_replaces_one_parameter_each() -> None:
         SamplingOverrides({"top_p": 2})
 
 
-def test_a_summary_names_the_source() -> None:
+def test_summary_names_the_source() -> None:
     assert SamplingOverrides().summary(SamplingParams(), HINT) == "temperature 0"
     assert SamplingOverrides({"top_p": 0.5}).summary(SamplingParams(), HINT) == "temperature 0, top_p 0.5"
     text = "temperature 0.6, top_p 0.95, top_k 20 (from generation_config.json); the hint"
@@ -85,7 +85,7 @@ def test_a_summary_names_the_source() -> None:
     assert SamplingOverrides({"temperature": 0.2}).summary(OWN, HINT) == text
 
 
-def test_values_are_those_that_change_anything() -> None:
+def test_values_list_only_effective_parameters() -> None:
     assert sampling_values(SamplingParams(seed=3, top_p=1)) == {"temperature": 0.0}
     params = SamplingParams(temperature=0.5, presence_penalty=1)
     assert sampling_values(params) == {"temperature": 0.5, "presence_penalty": 1.0}

@@ -1,4 +1,4 @@
-"""Declarations of settings: complete, and the same for type checkers."""
+"""Declarations of settings: complete, and consistent for type checkers."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ def written(setting: Setting) -> set[Any]:
 
 
 def test_type_checkers_know_every_setting() -> None:
-    """`Settings` names those of `EngineConfig`, with their types; sizes may be texts."""
+    """`Settings` has the fields of `EngineConfig`, with their types; sizes may be text."""
     declared = {name: it for name, it in settings_of(EngineConfig).items() if name != "model"}
     hints = get_type_hints(Settings)
     assert hints.keys() == declared.keys()
@@ -73,7 +73,7 @@ def test_ranges_have_ends(name: str, within: Any, outside: Any, wanted: str) -> 
         ({"verify": "x"}, "verify must be 'coupled', 'plain' or 'sequoia', not 'x'"),
     ],
 )
-def test_errors_name_what_a_setting_may_be(settings: Any, told: str) -> None:
+def test_errors_name_the_allowed_values(settings: Any, told: str) -> None:
     with pytest.raises(RequestError) as caught:
         EngineConfig("m", **settings)
     assert str(caught.value) == told
@@ -84,7 +84,7 @@ def test_options_are_in_the_order_of_the_docstring() -> None:
     assert [*settings_of(EngineConfig)] != [*EngineConfig.__dataclass_fields__]
 
 
-def test_the_signature_has_plain_types() -> None:
+def test_signature_has_plain_types() -> None:
     assert EngineConfig.__init__.__annotations__["memory"] == int | None
     assert SamplingParams.__init__.__annotations__["stop"] == tuple[str, ...]
     assert EngineConfig("m").corpus == () and EngineConfig("m", corpus=(Path("x"),)).corpus == (Path("x"),)

@@ -1,4 +1,4 @@
-"""The timeline: the file that Perfetto opens, threads, the bound, and files that cannot be written."""
+"""The timeline: the file that Perfetto opens, threads, the size limit, and write errors."""
 
 import errno
 import gzip
@@ -25,7 +25,7 @@ def written(records: list[Record]) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_file_of_spans_counters_and_metadata(tmp_path: Path) -> None:
+def test_file_has_spans_counters_and_metadata(tmp_path: Path) -> None:
     timeline, file = Timeline(on=True), tmp_path / "run.json"
     with timeline.span("engine", "pass") as span:
         with timeline.span("draft", "grow"):
@@ -66,7 +66,7 @@ def test_times_are_microseconds_of_a_steady_clock(tmp_path: Path, monkeypatch: p
     assert [(e["ts"], e.get("dur")) for e in timed] == [(2, 2), (9, None)]
 
 
-def test_tracks_are_ordered_from_the_whole_to_the_parts() -> None:
+def test_tracks_are_ordered_from_whole_to_parts() -> None:
     wanted = [
         "engine",
         "load",
@@ -88,7 +88,7 @@ def test_tracks_are_ordered_from_the_whole_to_the_parts() -> None:
         max_size=12,
     )
 )
-def test_any_spans_come_out_nested_and_none_is_lost(times: list[tuple[str, int, int]]) -> None:
+def test_spans_are_nested_and_complete(times: list[tuple[str, int, int]]) -> None:
     records: list[Record] = [
         (track, str(index), began, began + length, "") for index, (track, began, length) in enumerate(times)
     ]
@@ -98,14 +98,14 @@ def test_any_spans_come_out_nested_and_none_is_lost(times: list[tuple[str, int, 
 
 
 @pytest.mark.parametrize(("began", "found"), [(3000, ["copy", "copy (2)"]), (5000, ["copy"])])
-def test_spans_of_two_threads_on_one_track_get_a_line_each(began: int, found: list[str]) -> None:
-    """Where they overlap; one that begins where another ends shares its line."""
+def test_overlapping_threads_on_a_track_get_separate_lines(began: int, found: list[str]) -> None:
+    """If they overlap; a span that begins at the end of another shares its line."""
     events = written([("copy", "a", 0, 5000, ""), ("copy", "b", began, 8000, "")])
     assert tracks(events) == found
     assert [one["name"] for one in spans(events)] == ["a", "b"]
 
 
-def test_threads_record_at_once(tmp_path: Path) -> None:
+def test_threads_record_concurrently(tmp_path: Path) -> None:
     timeline, start = Timeline(on=True), threading.Barrier(4)
 
     def work(number: int) -> None:
@@ -117,7 +117,7 @@ def test_threads_record_at_once(tmp_path: Path) -> None:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    timeline.write(tmp_path / "early.json")  # of whatever there is by now
+    timeline.write(tmp_path / "early.json")  # of any spans recorded so far
     for thread in threads:
         thread.join()
     timeline.write(tmp_path / "t.json")
@@ -129,7 +129,7 @@ def test_threads_record_at_once(tmp_path: Path) -> None:
         assert [e["args"]["index"] for e in found] == list(range(200))
 
 
-def test_what_exceeds_the_bound_is_counted_and_told(tmp_path: Path) -> None:
+def test_events_over_the_limit_are_counted_and_reported(tmp_path: Path) -> None:
     timeline = Timeline(on=True, limit=3)
     for index in range(10):
         with timeline.span("compute", f"layer {index}"):
@@ -143,7 +143,7 @@ def test_what_exceeds_the_bound_is_counted_and_told(tmp_path: Path) -> None:
     assert labels == ["7 later events are missing"]
 
 
-def test_off_records_nothing_and_swallows_no_exception() -> None:
+def test_disabled_timeline_records_nothing_and_passes_exceptions() -> None:
     with pytest.raises(KeyboardInterrupt), OFF.span("draft", "step"):
         raise KeyboardInterrupt
     first = OFF.span("read 0", "layer 0", bytes=4096)
@@ -154,7 +154,7 @@ def test_off_records_nothing_and_swallows_no_exception() -> None:
     assert OFF.on is False and OFF.kept == 0
 
 
-def test_a_span_broken_off_is_recorded_with_its_error_and_any_value(tmp_path: Path) -> None:
+def test_failed_span_is_recorded_with_its_error(tmp_path: Path) -> None:
     timeline, name = Timeline(on=True), 'layer "0"\n\\ ☀ \ud800'
     with (
         pytest.raises(KeyboardInterrupt),
@@ -169,7 +169,7 @@ def test_a_span_broken_off_is_recorded_with_its_error_and_any_value(tmp_path: Pa
     assert event["args"] == {"nan": "nan", "inf": "inf", "path": "x", "error": "KeyboardInterrupt"}
 
 
-def test_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:
+def test_gz_suffix_compresses_the_file(tmp_path: Path) -> None:
     timeline = Timeline(on=True)
     timeline.write(tmp_path / "t.json.gz")
     timeline.write(tmp_path / "t.json")
@@ -186,7 +186,7 @@ def test_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:
     ],
     ids=["full disk", "bad disk", "interrupt"],
 )
-def test_a_failure_halfway_leaves_the_old_file_and_nothing_else(
+def test_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, kind: type[BaseException]
 ) -> None:
     def broken(*_: object) -> Iterator[str]:
@@ -220,7 +220,7 @@ BOTH = pytest.mark.parametrize("use", [write, check_writable])
         ("pipe", "not an ordinary file"),
     ],
 )
-def test_places_where_no_file_can_go(tmp_path: Path, use: Any, name: str, why: str) -> None:
+def test_unwritable_paths(tmp_path: Path, use: Any, name: str, why: str) -> None:
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RequestError, match=why):
@@ -229,8 +229,8 @@ def test_places_where_no_file_can_go(tmp_path: Path, use: Any, name: str, why: s
 
 
 @BOTH
-def test_a_folder_without_permission(tmp_path: Path, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> int:  # permissions do not hold for root, who may run the tests
+def test_folder_without_permission(tmp_path: Path, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:  # permissions do not apply to root, who may run the tests
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr("offspec.core.trace.os.open", refused)
@@ -238,7 +238,7 @@ def test_a_folder_without_permission(tmp_path: Path, use: Any, monkeypatch: pyte
         use(tmp_path / "t.json")
 
 
-def test_checking_leaves_nothing_behind_and_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_check_leaves_no_files_and_keeps_symlinks(tmp_path: Path) -> None:
     check_writable(tmp_path / "t.json")
     assert not list(tmp_path.iterdir())
     (tmp_path / "real.json").write_text("old")

@@ -12,7 +12,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benc
 
 
 @pytest.mark.exhaustive
-def test_the_command_line_page_is_what_help_prints() -> None:
+def test_command_line_page_equals_help() -> None:
     check = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "make_cli.py"), "--check"], capture_output=True, text=True
     )
@@ -20,7 +20,7 @@ def test_the_command_line_page_is_what_help_prints() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_pictures_are_what_the_chat_looks_like() -> None:
+def test_screenshots_are_up_to_date() -> None:
     check = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "screenshots.py"), "--check"], capture_output=True, text=True
     )

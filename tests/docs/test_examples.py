@@ -1,4 +1,4 @@
-"""The scripts in `examples`, as a user runs them, with a small model."""
+"""The scripts in `examples`, run as a user would, with a small model."""
 
 import runpy
 import sys
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Run an example with arguments; models are loaded with settings that need not be measured first."""
+    """Run an example with arguments; settings make measurements unnecessary."""
     usual = offspec.load
 
     def load(model: str, **options: Any) -> offspec.Engine:
@@ -42,6 +42,6 @@ def test_summaries(run: Callable[..., None], tmp_path: Path, capsys: pytest.Capt
     assert len((EXAMPLES / "summarize.py").read_text().splitlines()) <= 25
 
 
-def test_an_error_is_one_line(run: Callable[..., None], tmp_path: Path) -> None:
+def test_errors_are_one_line(run: Callable[..., None], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^error: there is no file or folder .*nowhere: check the path"):
         run("summarize.py", tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Figures of README.md and docs/figures.md are those of the records in bench/results/ that they come from."""
+"""Figures in README.md and docs/figures.md equal those of their records in bench/results/."""
 
 import json
 import re
@@ -17,12 +17,12 @@ ROOT = Path(__file__).parents[2]
 _NUMBER = r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\d,]*[\w-])"
 _UNIT = r"(?:%|times|tokens?/s|tok/s|tokens? per (?:second|pass)|GB/s|seconds?|ms|s)(?!\w)"
 _DIFFERENCES = ("first_differences", "mismatches", "cases_with_mismatch", "differ", "wrong")
-# Numbers that are names: versions, and generations of a bus.
+# Numbers that are names: versions, and bus generations.
 _NAMES = re.compile(r"(?:Python|torch|Triton|transformers|PCIe|alpha \(|Apache-) ?\d[\d.]*\)?", re.IGNORECASE)
 
 
 def blocks(page: str) -> Iterator[str]:
-    """Rows of tables, items of lists and paragraphs, as printed."""
+    """Rows of tables, list items and paragraphs, as printed."""
     text = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     for part in re.split(r"\n\s*\n", text):
@@ -34,7 +34,7 @@ def blocks(page: str) -> Iterator[str]:
 
 
 def cleaned(block: str) -> str:
-    """Without code, targets of links, and names that are numbers."""
+    """Text without code, link targets, and names that are numbers."""
     text = re.sub(r"`[^`]*`", "", block)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return _NAMES.sub("", text)
@@ -43,8 +43,8 @@ def cleaned(block: str) -> str:
 def claims(block: str) -> list[str]:
     """The figures that need a record.
 
-    All numbers in cells of a table that begin with one, and elsewhere those with a decimal point, or with a
-    unit of speed, time or share. Headings, and the first cell of a row, say what the figures are of.
+    In table cells that begin with a number: all numbers. Elsewhere: numbers with a decimal point, or with a
+    unit of speed, time or share. Headings, and the first cell of a row, describe the figures.
     """
     if block.startswith("#"):
         return []
@@ -66,7 +66,7 @@ def printed_as(value: float, figure: str) -> str:
 
 
 def changed_answers(record: Any) -> list[str]:
-    """Places of a record that say that speculation, or a kernel, changed an answer."""
+    """Parts of a record showing that speculation, or a kernel, changed an answer."""
     found = list[str]()
 
     def walk(value: Any, path: str, key: str = "") -> None:
@@ -120,7 +120,7 @@ def wrong_figures(page: str, known: tuple[Block, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_figures_are_those_of_their_records(page: str) -> None:
+def test_figures_equal_their_records(page: str) -> None:
     assert wrong_figures((ROOT / page).read_text("utf-8"), PAGES[page]) == []
 
 
@@ -129,11 +129,11 @@ def test_figures_are_those_of_their_records(page: str) -> None:
     sorted({record for known in PAGES.values() for each in known for record in each.records}, key=str),
     ids=lambda record: "-".join(map(str, (record.file, *record.path))),
 )
-def test_no_record_says_that_answers_changed(record: Record) -> None:
+def test_no_record_has_changed_answers(record: Record) -> None:
     assert changed_answers(record.value) == []
 
 
-def test_a_record_of_changed_answers_is_found() -> None:
+def test_record_of_changed_answers_is_detected() -> None:
     assert changed_answers(Record("peers.json").value)
     assert changed_answers({"runs": [{"same_tokens": False}]}) == ["runs.0.same_tokens: False"]
     assert changed_answers({"answers": [{"mismatches": [{"index": 3}]}]})
@@ -158,14 +158,14 @@ def test_a_record_of_changed_answers_is_found() -> None:
         ("| a | 4.25 |\n\nA 1.9B model of Qwen3-1.7B, a 24 GB card.", ""),
     ],
 )
-def test_a_figure_without_its_record_is_found(page: str, complaint: str) -> None:
+def test_figure_without_a_record_is_detected(page: str, complaint: str) -> None:
     record = Record("peers-x4.json", ("cases", 3))
     known = (Block("| a |", record, {"4.25": 4.2474}),)
     found = wrong_figures(page, known)
     assert any(complaint in line for line in found) if complaint else found == []
 
 
-def test_a_figure_that_differs_from_its_record_is_found() -> None:
+def test_figure_that_differs_from_its_record_is_detected() -> None:
     known = (Block("| a |", Record("peers.json"), {"5.2": 4.25}, {"10": (9.0, 12.3)}),)
     assert wrong_figures("| a | 5.2 | 10 |", known) == [
         "| a |: 5.2 is 4.25 in its record",
@@ -173,14 +173,14 @@ def test_a_figure_that_differs_from_its_record_is_found() -> None:
     ]
 
 
-def test_the_table_of_models_is_that_of_the_record() -> None:
+def test_model_table_equals_the_record() -> None:
     record = json.loads(make_models.RECORD.read_text("utf-8"))
     page = make_models.PAGE.read_text("utf-8")
     assert make_models.renewed(page, record) == page
 
 
 @pytest.mark.exhaustive
-def test_the_predictions_are_what_offspec_plan_says_today() -> None:
+def test_predictions_equal_offspec_plan() -> None:
     record = json.loads(make_models.RECORD.read_text("utf-8"))
     words = make_models.words("Qwen/Qwen3-8B", make_models.MACHINES["8 GB laptop GPU, 16 GB"])
     assert make_models.prediction(*words) == pytest.approx(record["plans"][" ".join(words)])
@@ -193,7 +193,7 @@ def test_the_predictions_are_what_offspec_plan_says_today() -> None:
         assert printed_as(record["plans"][asked]["tok_per_s"], speed) == speed
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     page = (ROOT / "README.md").read_text("utf-8")
     assert len(page.splitlines()) <= 150
     for block in blocks(page):

@@ -17,29 +17,29 @@ def shown(venv: Path, *words: str) -> str:
     return subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True).stdout
 
 
-def test_the_build_of_torch_is_chosen(tmp_path: Path) -> None:
+def test_torch_build_is_selected(tmp_path: Path) -> None:
     assert "--extra-index-url https://download.pytorch.org/whl/cpu torch" in shown(tmp_path, "env")
     assert "whl/cu126 torch" in shown(tmp_path, "env", "TORCH=cu126")
     assert "--extra-index-url" not in shown(tmp_path, "env", "TORCH=cuda")  # PyPI has that build
 
 
-def test_another_build_takes_the_place_of_the_one_that_is_installed(tmp_path: Path) -> None:
+def test_installed_torch_build_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".installed").touch()
     changed = shown(tmp_path, "env", "TORCH=cuda")
     assert "pip uninstall --quiet --yes torch" in changed and "touch" in changed
     (tmp_path / ".installed").rename(tmp_path / ".installed-cuda")
-    assert "pip" not in shown(tmp_path, "test")  # which stays
+    assert "pip" not in shown(tmp_path, "test")  # it stays
     assert "whl/cpu torch" in shown(tmp_path, "env", "TORCH=cpu")
 
 
 @pytest.mark.parametrize("goal", ["env", "demo"])
-def test_it_says_how_the_commands_are_found(tmp_path: Path, goal: str) -> None:
+def test_make_env_prints_how_to_activate(tmp_path: Path, goal: str) -> None:
     (tmp_path / ".installed").touch()
     assert f"source {tmp_path}/bin/activate" in shown(tmp_path, goal)
     assert "activate" not in shown(tmp_path, "test")
 
 
-def test_floors_are_installed_from_pyproject_alone(tmp_path: Path) -> None:
+def test_minimum_versions_come_from_pyproject(tmp_path: Path) -> None:
     lines = shown(tmp_path / "venv", "test-floors").splitlines()
     folder = f"{tmp_path}/venv-floors"
     assert f"{folder}/bin/python tests/support/minimum_versions.py > {folder}/floors.txt" in lines

@@ -31,14 +31,14 @@ def modules_after(statement: str, *names: str) -> str:
     return shown.stdout.strip()
 
 
-def test_the_exported_names() -> None:
+def test_exported_names() -> None:
     assert set(offspec.__all__) == PUBLIC
     assert len(offspec.__all__) == len(PUBLIC)
     assert set(dir(offspec)) == PUBLIC
     assert all(getattr(offspec, name) is not None for name in PUBLIC)
 
 
-def test_type_checkers_and_the_site_see_every_name() -> None:
+def test_type_checkers_and_site_know_every_name() -> None:
     text = (ROOT / "offspec/__init__.py").read_text("utf-8").partition("if TYPE_CHECKING:")[2]
     assert PUBLIC - {"__version__"} <= {*re.findall(r"\w+", text)}
 
@@ -51,7 +51,7 @@ def test_every_error_is_exported() -> None:
     assert defined <= PUBLIC
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'levitate'"):
         _ = offspec.levitate
 
@@ -67,7 +67,7 @@ def test_types_are_shipped(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
 
 
-def test_every_requirement_has_one_floor_that_the_tested_version_meets() -> None:
+def test_every_requirement_has_one_minimum_version() -> None:
     pinned = dict(
         line.split("==")
         for line in (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()
@@ -88,11 +88,11 @@ def test_every_requirement_has_one_floor_that_the_tested_version_meets() -> None
         (["rich>=13.8", "rich[all]>=14"], "rich has two floors"),
     ],
 )
-def test_requirements_without_a_clear_floor_are_refused(texts: list[str], reason: str) -> None:
+def test_requirements_without_a_clear_minimum_are_refused(texts: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         minimum_versions(texts)
 
 
-def test_floors_of_requirements_with_extras_bounds_and_markers() -> None:
+def test_minimum_versions_with_extras_bounds_and_markers() -> None:
     texts = ["ray[data]>=2.60", "mkdocs-material>=9.8,<10", "triton>=3.6; sys_platform == 'linux'"]
     assert minimum_versions(texts) == {"ray": "2.60", "mkdocs-material": "9.8", "triton": "3.6"}

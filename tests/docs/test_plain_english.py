@@ -1,4 +1,4 @@
-"""The check of English finds what it looks for, and finds nothing in the program and its docs."""
+"""The check of English detects its patterns, and finds nothing in the program and its docs."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tests.support.plain_english import Passage, check
         ("sentence", "word " * 41, ["length"]),
     ],
 )
-def test_habits(kind: str, text: str, rules: list[str]) -> None:
+def test_patterns_are_detected(kind: str, text: str, rules: list[str]) -> None:
     assert [finding.rule for finding in check([Passage("file", 1, kind, text)])] == rules
 
 

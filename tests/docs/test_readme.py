@@ -25,7 +25,7 @@ PAGES = [
 
 
 def _blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Fenced blocks of all pages: where each is from, and its text."""
+    """Fenced blocks of all pages: location and text."""
     for page in PAGES:
         found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
         yield from ((f"{page.name}-{place}", text) for place, text in enumerate(found))
@@ -42,15 +42,17 @@ IN_TABLES = [
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., offspec.Engine]:
-    """`offspec.load` with another path, and settings that need not be measured first."""
+    """`offspec.load` with another path, and settings that make measurements unnecessary."""
     folder = tmp_path_factory.mktemp("readme")
     words, letters = write_model(folder / "words"), write_model(folder / "letters", vocab_size=352)
-    saved(byte_level(), letters, chat_template="{{ messages[0]['content'] }}")  # in words no JSON can be said
+    saved(
+        byte_level(), letters, chat_template="{{ messages[0]['content'] }}"
+    )  # in words that JSON cannot contain
     usual = offspec.load
 
     def load(model: str, *, letter: bool = False, **options: Any) -> offspec.Engine:
         assert model == "path-or-hub-id"
-        options = {"draft": "suffix", **options}  # auto would round a copy each time
+        options = {"draft": "suffix", **options}  # auto would quantize a copy each time
         return usual(str(letters if letter else words), budget=16, width=4, learn=False, **options)
 
     return load
@@ -64,7 +66,7 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("code", EXAMPLES.values(), ids=EXAMPLES)
-def test_an_example_runs(
+def test_examples_run(
     code: str,
     load: Callable[..., offspec.Engine],
     tmp_path: Path,
@@ -78,16 +80,14 @@ def test_an_example_runs(
     printed = capsys.readouterr().out
     assert (
         "print(" not in code or re.search(r"\bw\d+\b", printed) or (formats and int(printed) >= 0)
-    )  # a word of the small model's
+    )  # a word of the small model
     assert "session.save" not in code or (tmp_path / "sky.json").exists()
     assert "session.rewind" not in code or "removed: And in the evening?" in printed
 
 
 @pytest.mark.parametrize("line", COMMANDS + IN_TABLES)
-def test_a_command_has_these_options(line: str) -> None:
+def test_commands_have_the_printed_options(line: str) -> None:
     name, *words = shlex.split(line, comments=True)[1:]
     words = words[: words.index(">")] if ">" in words else words
     group: Any = typer.main.get_command(app)
-    assert (
-        group.commands[name].make_context(name, words).info_name == name
-    )  # raises for what it does not know
+    assert group.commands[name].make_context(name, words).info_name == name  # raises for unknown options

@@ -30,20 +30,20 @@ def test_fonts_and_scripts_are_local() -> None:
     assert not re.search("//|cdn", (ROOT / "mkdocs.yml").read_text("utf-8"))
 
 
-def test_every_page_has_its_place() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     placed = list(_pages(CONFIG["nav"]))
     assert len(placed) == len(set(placed))
     assert set(placed) == PAGES | OUTSIDE
     assert all((ROOT / path).exists() for path in site_hooks.OUTSIDE)
 
 
-def test_every_public_name_has_its_reference() -> None:
+def test_every_public_name_is_in_the_reference() -> None:
     named = re.findall(r"^::: offspec\.(\w+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(set(offspec.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda it: it.name)
-def test_pictures_load_nothing(picture: Path) -> None:
+def test_images_load_nothing(picture: Path) -> None:
     assert check_site.loads(picture.read_text("utf-8"), ".svg") == []
 
 
@@ -60,7 +60,7 @@ def test_pictures_load_nothing(picture: Path) -> None:
         ('<svg><image href="https://a.example/x.png"/></svg>', ".svg"),
     ],
 )
-def test_what_is_loaded_from_elsewhere_is_found(tmp_path: Path, text: str, kind: str) -> None:
+def test_external_resources_are_detected(tmp_path: Path, text: str, kind: str) -> None:
     (tmp_path / f"page{kind}").write_text(text, "utf-8")
     (found,) = check_site.check(tmp_path)
     assert found.startswith(f"page{kind} loads ") and "//a.example" in found
@@ -75,7 +75,7 @@ def test_what_is_loaded_from_elsewhere_is_found(tmp_path: Path, text: str, kind:
         '<svg xmlns="http://www.w3.org/2000/svg"><style>a { fill: url(#b) }</style></svg>',
     ],
 )
-def test_links_to_follow_are_not_loads(text: str) -> None:
+def test_links_are_not_resources(text: str) -> None:
     assert check_site.loads(text, ".html") == []
 
 
@@ -94,7 +94,7 @@ def test_links_to_follow_are_not_loads(text: str) -> None:
         ("chat.md", "https://a.example/docs/x", "https://a.example/docs/x"),
     ],
 )
-def test_links_as_the_site_has_them(page: str, link: str, there: str) -> None:
+def test_links_are_rewritten_for_the_site(page: str, link: str, there: str) -> None:
     assert site_hooks.relinked(f"see [this]({link}) now", page) == f"see [this]({there}) now"
 
 
@@ -128,7 +128,7 @@ Expected speed, and its bottleneck
 """
 
 
-def test_plans_of_the_quick_start_are_renewed_and_nothing_else() -> None:
+def test_only_plans_of_the_quick_start_are_renewed() -> None:
     page = "<!-- offspec plan A --memory 12GB -->\n```text\n{}```\n\nAnd:\n\n```\noffspec plan B\n```\n"
     asked: list[list[str]] = []
 
@@ -141,7 +141,7 @@ def test_plans_of_the_quick_start_are_renewed_and_nothing_else() -> None:
     assert asked == [["plan", "A", "--memory", "12GB"]] * 2
 
 
-def test_the_quick_start_shows_plans_of_commands_that_it_names() -> None:
+def test_quick_start_plans_match_their_commands() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
     shown = re.findall(r"<!-- (offspec plan .*?) -->\n```text\n(.*): about", page)
     assert len(shown) == page.count("<!--") and shown

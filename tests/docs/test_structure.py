@@ -23,7 +23,7 @@ def _files(package: str) -> dict[str, Path]:
 
 
 def _imports(file: Path, modules: dict[str, Path]) -> Iterator[str]:
-    """Modules that a file imports: for types alone and late ones, too, but no package on the way to one."""
+    """Modules that a file imports, including type-only and late imports, but without parent packages."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
@@ -35,9 +35,9 @@ def _imports(file: Path, modules: dict[str, Path]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_circle_between_files(package: str) -> None:
+def test_no_import_cycles_between_files(package: str) -> None:
     modules = _files(package)
-    # The public names of `offspec` are looked up when they are used, so its own file is left out.
+    # The public names of `offspec` are resolved on use, so its own file is left out.
     graph = {
         name: set(_imports(file, modules)) - {name} for name, file in modules.items() if name != "offspec"
     }
@@ -47,12 +47,12 @@ def test_no_circle_between_files(package: str) -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_every_package_is_in_the_picture() -> None:
+def test_every_package_is_in_the_diagram() -> None:
     picture = (ROOT / "docs" / "images" / "layers.svg").read_text("utf-8")
     assert all(f">{name}<" in picture for name in (*NAMES.split(), "offspec_kernels", "offspec_planners"))
 
 
-def test_the_top_of_the_package() -> None:
+def test_top_level_contents() -> None:
     found = {item.name for item in (ROOT / "offspec").iterdir() if item.name != "__pycache__"}
     assert found == {"__init__.py", "__main__.py", "py.typed", *NAMES.split()}
     assert not any((ROOT / folder / "__init__.py").exists() for folder in ("kernels", "planners"))

@@ -79,7 +79,7 @@ Words = tuple[str, ...]
         ((HEAD, SMALL), BOTH[1:], (), "suffix", "org/small,self,org/head", ("suffix alone", *BOTH)),
     ],
 )
-def test_the_rule(
+def test_choice_without_downloads(
     known: tuple[KnownDraft, ...], here: Words, fitting: Words, names: str, opened: str, words: Words
 ) -> None:
     choice, tried = _choose(known, here, fitting)
@@ -102,7 +102,7 @@ def test_the_rule(
         ((SMALL, TINY), (), (), "", "org/small,org/tiny,self"),
     ],
 )
-def test_the_rule_where_drafts_may_be_fetched(
+def test_choice_with_downloads(
     known: tuple[KnownDraft, ...], here: Words, fitting: Words, names: str, opened: str
 ) -> None:
     choice, tried = _choose(known, here, fitting, fetches=True)

@@ -34,7 +34,7 @@ def _scorer(temperature: float) -> Scorer:
     return Scorer(processor, noise, Calibration())
 
 
-def _foreseen(growing: TreeGrower, steps: int) -> GrowingTree:
+def _drafted_ahead(growing: TreeGrower, steps: int) -> GrowingTree:
     """Return its candidates, after `steps` steps during a pass."""
     grow_forest([growing])
     taken = count()
@@ -59,12 +59,12 @@ def _drafter(model: LoadedModel) -> LMDrafter:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("temperature", "pick"), [(0.0, 0), (0.9, -1)])
-def test_rows_and_guesses_below_the_next_root(model: LoadedModel, temperature: float, pick: int) -> None:
+def test_rows_and_tokens_below_the_next_root(model: LoadedModel, temperature: float, pick: int) -> None:
     drafter = _drafter(model)
     anew, scorer = drafter.fork(TreeCache(0, 0)), _scorer(temperature)
     mixture = Sources({"draft": drafter}).mixture(["draft"], lambda name: scorer)
     growing = TreeGrower(mixture, TEXT, POLICY, 9)
-    candidates, seen = _foreseen(growing, 4), growing.growth_stats.predictions[0]
+    candidates, seen = _drafted_ahead(growing, 4), growing.growth_stats.predictions[0]
     assert len(seen) > 4 * 3, "it went on below the tree"
     inner = [
         node for node in sorted(seen) if {*candidates.children(node).tolist()} & {*seen} and node != ROOT
@@ -104,10 +104,10 @@ def _inside(tree: GrowingTree, root: int) -> list[bool]:
     return inside
 
 
-def test_a_root_that_was_not_expanded_carries_nothing(model: LoadedModel) -> None:
+def test_unexpanded_root_carries_nothing(model: LoadedModel) -> None:
     mixture = Sources({"draft": _drafter(model)}).mixture(["draft"], lambda name: _scorer(0.0))
     growing = TreeGrower(mixture, TEXT, POLICY, 9)
-    candidates = _foreseen(growing, 1)
+    candidates = _drafted_ahead(growing, 1)
     token = next(
         token for token in range(VOCABULARY) if token not in candidates.token[candidates.children(ROOT)]
     )

@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary: the same predictions as their model's, in the target's tokens."""
+"""Drafts with another vocabulary: the predictions of their model, in the target's tokens."""
 
 import random
 import shutil
@@ -89,8 +89,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return words(tmp_path_factory.mktemp("target"), names(range(VOCABULARY)))
 
 
-def test_another_order_of_the_same_tokens(folder: Path, shuffled: Path, target: Any) -> None:
-    """The draft is equivalent, pass after pass, and after rewinding."""
+def test_reordered_vocabulary(folder: Path, shuffled: Path, target: Any) -> None:
+    """The draft gives the same predictions, pass after pass, and after rewinding."""
     one, other = plain(folder), translated(shuffled, target)
     ids = list(IDS)
     steps = ((0, [0, 1, 3, 5], CALLS), (0, [0, 2], CHAINS), (6, [0], CALLS), (0, [0, 1], CHAINS))
@@ -114,7 +114,7 @@ def greedy_scorer() -> Scorer:
     return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
 
 
-def opinions(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Children]:
+def predicted_logits(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Children]:
     tree = tree_below(ids[-1])
     drafter.start(ids)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def opinions(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Child
 LACKING = (TOKENS[2], 64)  # a word of the tree, and one of the prompt
 
 
-def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
+def test_partly_different_vocabulary(folder: Path, target: Any, tmp_path: Path) -> None:
     """Against a naive implementation: the prompt's text in the draft's words, paths word by word."""
     write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
     order = [0, 1, 2, *random.Random(5).sample(range(3, VOCABULARY + 20), VOCABULARY - 3)]
@@ -138,11 +138,11 @@ def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
-    answers = opinions(drafter, IDS, scorer)
+    answers = predicted_logits(drafter, IDS, scorer)
     rows = [(answer, row) for answer in answers for row in range(len(answer.token))]
-    asked = [node for nodes in CALLS for node in nodes]
+    nodes_in_order = [node for nodes in CALLS for node in nodes]
     reached = 0
-    for node, (answer, row) in zip(asked, rows, strict=True):
+    for node, (answer, row) in zip(nodes_in_order, rows, strict=True):
         path = [place.get(f"w{i}") for i in paths()[node]]
         if None in path:
             assert not np.isfinite(answer.log_prob[row]).any()
@@ -159,19 +159,19 @@ def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
         expected = scorer.children(wide[None], [[]], [0], [len(path)])
         assert answer.token[row].tolist() == expected.token[0].tolist()
         np.testing.assert_allclose(answer.log_prob[row], likely[answer.token[row]], atol=1e-4)
-    assert 3 <= reached < len(asked)
+    assert 3 <= reached < len(nodes_in_order)
     drafter.close()
 
 
-def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
+def test_root_missing_from_the_draft(folder: Path, target: Any, tmp_path: Path) -> None:
     """The draft lacks the root's token; later passes are as if it had been inactive."""
     write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
     words(tmp_path, [name if name != "w9" else "other" for name in names(range(VOCABULARY))])
     drafter = translated(tmp_path, target)
     scorer = greedy_scorer()
-    opinions(drafter, [1, 5, 8], scorer)
+    predicted_logits(drafter, [1, 5, 8], scorer)
     drafter.commit([0, 1])
-    silent = opinions(drafter, [1, 5, 8, TOKENS[0], 9], scorer)
+    silent = predicted_logits(drafter, [1, 5, 8, TOKENS[0], 9], scorer)
     assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
     drafter.commit([0, 2])
     after = node_logits(drafter, [1, 5, 8, TOKENS[0], 9, TOKENS[1], 20])
@@ -186,17 +186,19 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
     drafter.close()
 
 
-def test_a_prompt_without_draft_tokens(folder: Path, target: Any) -> None:
+def test_prompt_without_draft_tokens(folder: Path, target: Any) -> None:
     """Its tokenizer may drop a whole text."""
     draft = load_tokenizer(folder)
     draft.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(".+"), "")
     vocab = VocabMap.between(target, draft)
     drafter = CrossVocabDrafter(plain(folder), vocab, Retokenizer(vocab, target, draft), CPU)
     scorer = greedy_scorer()
-    silent = opinions(drafter, IDS[1:], scorer)
+    silent = predicted_logits(drafter, IDS[1:], scorer)
     assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
     drafter.commit([0, 1])
-    assert all(answer.token.shape[1] for answer in opinions(drafter, [*IDS[1:], TOKENS[0], 9], scorer))
+    assert all(
+        answer.token.shape[1] for answer in predicted_logits(drafter, [*IDS[1:], TOKENS[0], 9], scorer)
+    )
     drafter.close()
 
 
@@ -215,7 +217,7 @@ def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams,
     while len(sequence.ids) < len(IDS) + most:
         BatchedPass(target, [SequencePass(sequence, decoding, max_depth=8)], max_nodes=1).run()
         passes += 1
-    assert drafter is None or passes < most / 2, "it guesses well, being the same model"
+    assert drafter is None or passes < most / 2, "it drafts well, being the same model"
     return sequence.ids[len(IDS) : len(IDS) + most]
 
 

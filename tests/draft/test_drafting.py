@@ -1,4 +1,4 @@
-"""Scoring of a draft step and tree growth: the same results as naive versions, in reused buffers."""
+"""Scoring and tree growth: equal to naive versions, in reused buffers."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ _HISTORY = [1, 5, 5, 9]
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.4}
 
 
-def _obvious(
+def _reference_children(
     logits: torch.Tensor,
     paths: list[list[int]],
     positions: list[int],
@@ -50,7 +50,7 @@ def _obvious(
     penalized=st.booleans(),
     one_depth=st.booleans(),
 )
-def test_children_are_the_likeliest(
+def test_children_are_the_most_likely(
     size: int, padding: int, count: int, temperature: float, tau: float, penalized: bool, one_depth: bool
 ) -> None:
     """Any vocabulary, and heads padded to other sizes; a second call reuses the buffer of the first."""
@@ -68,7 +68,7 @@ def test_children_are_the_likeliest(
         found = scorer.children(logits, paths if penalized else [], positions)
         scorer._room._memory.fill_(torch.nan)
         best = min(32, size)
-        log_prob, x = _obvious(logits, paths, positions, processor, noise, tau, best)
+        log_prob, x = _reference_children(logits, paths, positions, processor, noise, tau, best)
         assert found.token.shape == (rows, best) and torch.equal(logits, before)
         usable = torch.isfinite(x).numpy()
         np.testing.assert_allclose(found.log_prob[usable], log_prob.numpy()[usable], atol=2e-5)
@@ -78,7 +78,7 @@ def test_children_are_the_likeliest(
             assert not usable.all() or found.token.max() < size + padding
 
 
-def test_scorers_with_a_shared_buffer_give_the_same_scores() -> None:
+def test_shared_buffer_gives_the_same_scores() -> None:
     room, found = ScoreBuffer(), list[list[Children]]()
     logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(2))
     for shared in (room, None):
@@ -93,7 +93,7 @@ def test_scorers_with_a_shared_buffer_give_the_same_scores() -> None:
     assert len(room._memory) >= 3 * 700, "it was used"
 
 
-def test_tokens_are_those_of_their_scores_and_of_equals_the_lowest_come_first() -> None:
+def test_ties_are_broken_by_the_lowest_token() -> None:
     scorer = Scorer(LogitsProcessor(SamplingParams(), 20_000, []), None, Calibration())
     # Distinct logits, so that the order is unique; most of the best share one block.
     logits = torch.linspace(0, 8, 20_000)[torch.randperm(20_000, generator=torch.Generator().manual_seed(1))]
@@ -107,7 +107,7 @@ def test_tokens_are_those_of_their_scores_and_of_equals_the_lowest_come_first() 
 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 40))
-def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int) -> None:
+def test_children_below_the_tree_limit_are_dropped(seed: int, budget: int) -> None:
     """The best nodes stay the same if nodes at or below the worst of a full tree are left out."""
     random = np.random.default_rng(seed)
     every, some = GrowingTree(7), GrowingTree(7)
@@ -131,7 +131,7 @@ def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int
         open_of = [candidates.best(budget)[fresh].tolist() for candidates in (every, some)]
 
 
-def test_width_may_be_left_to_measuring() -> None:
+def test_width_can_be_measured() -> None:
     assert EngineConfig("m").width is None
     with pytest.raises(RequestError, match="width"):
         EngineConfig("m", width=0)

@@ -1,4 +1,4 @@
-"""EAGLE heads draft by their published formula, whatever was committed, rewound or expanded together.
+"""EAGLE heads draft by their published formula, after commits, rewinds and batched expansion.
 In an engine they receive the target's states, and never change its output.
 """
 
@@ -83,7 +83,7 @@ def open_head(folder: Path, parts: TargetParts) -> OpenedHead:
     return opened(found, TargetShape("target", *sizes, parts.dtype, parts.device, parts.config))
 
 
-class Bench:
+class EagleHarness:
     """A drafter with simulated target states, and the formula to compare it with."""
 
     def __init__(self, head: Head, parts: TargetParts, folder: Path, rows: int = 64) -> None:
@@ -117,33 +117,33 @@ class Bench:
 
 
 @pytest.fixture(params=["eagle", "eagle3"])
-def bench(request: pytest.FixtureRequest, parts: TargetParts, tmp_path: Path) -> Bench:
-    return Bench(HEADS[request.param], parts, tmp_path)
+def bench(request: pytest.FixtureRequest, parts: TargetParts, tmp_path: Path) -> EagleHarness:
+    return EagleHarness(HEADS[request.param], parts, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_every_layout_drafts_by_its_formula(name: str, parts: TargetParts, tmp_path: Path) -> None:
-    bench = Bench(HEADS[name], parts, tmp_path)
+def test_every_layout_follows_its_formula(name: str, parts: TargetParts, tmp_path: Path) -> None:
+    bench = EagleHarness(HEADS[name], parts, tmp_path)
     bench.observe(0, 7)
     for calls in (CALLS, CHAINS, [[0, 1, 2, 3, 4, 5, 6]]):
         bench.check(IDS[:8], calls)
 
 
-def test_passes_rewinds_and_other_requests(bench: Bench) -> None:
+def test_passes_rewinds_and_other_requests(bench: EagleHarness) -> None:
     bench.observe(0, 7)
     bench.check(IDS[:8])
-    bench.drafter.commit([0, 1, 3])  # the root and two guesses: their entries are made again
+    bench.drafter.commit([0, 1, 3])  # the root and two draft tokens: their entries are recomputed
     bench.observe(7, 10)
     bench.check(IDS[:11], CHAINS)
     bench.drafter.commit([0])
     bench.observe(10, 11)
     bench.check(IDS[:12])
-    bench.drafter.rewind(5)  # another text that begins alike: position 4 is followed by another token
+    bench.drafter.rewind(5)  # another text with the same beginning: position 4 is followed by another token
     other = [*IDS[:5], 70, 71, 72]
     bench.observe(5, 7)
     bench.check(other)
     bench.drafter.rewind(6)
-    bench.check(other[:7])  # nothing new: the last of them was known before it was rewound
+    bench.check(other[:7])  # no new tokens: the last was known before the rewind
     bench.drafter.rewind(0)
     bench.observe(0, 3)
     bench.check(IDS[:4])
@@ -151,7 +151,7 @@ def test_passes_rewinds_and_other_requests(bench: Bench) -> None:
     bench.check([*IDS[:3], 77])  # and another
 
 
-def test_a_pass_may_be_made_again_with_other_states(bench: Bench) -> None:
+def test_pass_repeated_with_other_states(bench: EagleHarness) -> None:
     """Known positions are observed again, as after an interrupted pass."""
     bench.observe(0, 7)
     bench.check(IDS[:8])
@@ -161,7 +161,7 @@ def test_a_pass_may_be_made_again_with_other_states(bench: Bench) -> None:
     bench.check(IDS[:10], known=Features(0, torch.cat([first.last, second.last]), inputs))
 
 
-def _guesses(bench: Bench, ids: Sequence[int], nodes: Sequence[int] = (0,)) -> tuple[int, ...]:
+def _children_shape(bench: EagleHarness, ids: Sequence[int], nodes: Sequence[int] = (0,)) -> tuple[int, ...]:
     """Return the shape of the children below nodes."""
     bench.drafter.start(ids)
     children = bench.drafter.expand(tree_below(ids[-1]), nodes, RecordingScorer())
@@ -169,27 +169,27 @@ def _guesses(bench: Bench, ids: Sequence[int], nodes: Sequence[int] = (0,)) -> t
     return children.token.shape
 
 
-def test_heads_that_come_later_begin_where_states_do(bench: Bench) -> None:
-    assert _guesses(bench, IDS) == (1, 0), "before the first pass there is nothing to say"
-    assert _guesses(bench, IDS, [1, 2]) == (2, 0)  # others may guess below the root
+def test_head_added_later_starts_at_the_first_state(bench: EagleHarness) -> None:
+    assert _children_shape(bench, IDS) == (1, 0), "nothing is drafted before the first pass"
+    assert _children_shape(bench, IDS, [1, 2]) == (2, 0)  # other sources may propose tokens below the root
     bench.observe(6, 9)
     bench.check(IDS[:10], begin=6)
-    assert _guesses(bench, IDS[:12]) == (1, 0), "states end before the root"
+    assert _children_shape(bench, IDS[:12]) == (1, 0), "states end before the root"
     bench.observe(9, 12)
     bench.check(IDS[:13], begin=6)
-    bench.drafter.rewind(4)  # before all that is known
-    assert _guesses(bench, IDS[:5]) == (1, 0)
+    bench.drafter.rewind(4)  # before all known states
+    assert _children_shape(bench, IDS[:5]) == (1, 0)
     bench.observe(4, 7)
     bench.check(IDS[:8], begin=4)
-    bench.observe(9, 12)  # a gap: what lies before it is of no use
+    bench.observe(9, 12)  # a gap: states before it are useless
     bench.check(IDS[:13], begin=9)
 
 
-def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
+def test_long_texts_are_processed_in_parts_and_grow_the_buffers(
     parts: TargetParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_drafter, "_CHUNK", 5)
-    bench = Bench(HEADS["eagle3"], parts, tmp_path, rows=4)
+    bench = EagleHarness(HEADS["eagle3"], parts, tmp_path, rows=4)
     looked: list[int] = []
     bench.drafter.set_cancel_check(lambda: looked.append(bench.layer.cache.rows[0].filled))
     bench.observe(0, 9)
@@ -198,10 +198,10 @@ def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
     assert looked[:4] == [0, 4, 8, 13]  # thirteen entries in three parts, then the tree
 
 
-def test_a_cancelled_step_leaves_no_trace(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_step_has_no_effect(bench: EagleHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_drafter, "_CHUNK", 5)
     bench.observe(0, 13)
-    for calls in (2, 4):  # in the midst of the text, and of the tree
+    for calls in (2, 4):  # in the middle of the text, and of the tree
         left = iter(range(calls))
 
         def look(left: Iterator[int] = left) -> None:
@@ -215,14 +215,14 @@ def test_a_cancelled_step_leaves_no_trace(bench: Bench, monkeypatch: pytest.Monk
     bench.check(IDS)
 
 
-def test_ids_of_eagle3_are_moved_by_offsets(parts: TargetParts, tmp_path: Path) -> None:
-    bench = Bench(HEADS["eagle3"], parts, tmp_path)
+def test_eagle3_ids_are_mapped_by_offsets(parts: TargetParts, tmp_path: Path) -> None:
+    bench = EagleHarness(HEADS["eagle3"], parts, tmp_path)
     bench.observe(0, 13)
-    said = torch.isfinite(node_logits(bench.drafter, IDS)).nonzero()[:, 1].unique()
-    assert said.tolist() == [index + int(OFFSETS[index]) for index in range(KNOWN)]
+    drafted_ids = torch.isfinite(node_logits(bench.drafter, IDS)).nonzero()[:, 1].unique()
+    assert drafted_ids.tolist() == [index + int(OFFSETS[index]) for index in range(KNOWN)]
 
 
-def test_it_takes_what_was_said_and_leaves_nothing_when_it_is_closed(bench: Bench) -> None:
+def test_memory_matches_the_forecast_and_is_freed_on_close(bench: EagleHarness) -> None:
     head = HEADS[bench.opened.kind]
     weights = sum(tensor.numel() for name, tensor in head.tensors.items() if name != "t2d")
     bench.observe(0, 13)
@@ -255,14 +255,14 @@ def _states(head: Head, folder: Path, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         every = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
     if head.kind == "eagle":
-        last: torch.Tensor = every[-1][0]  # behind the final norm
+        last: torch.Tensor = every[-1][0]  # after the final norm
         return last
     return torch.cat([every[tap][0] for tap in head.taps], dim=1) @ head.tensors["fc.weight"].T
 
 
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_states_are_the_targets_and_answers_its_own(
+def test_states_and_answers_equal_the_targets(
     kind: str, folder: Path, device: torch.device, tmp_path: Path
 ) -> None:
     head = make_head(kind)
@@ -270,18 +270,18 @@ def test_states_are_the_targets_and_answers_its_own(
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
     settings = {"budget": 12, "width": 4, "more": lambda target: {"head": drafter}}
     with tiny_engine(folder, "none", device=device, **settings) as engine:
-        for prompt in (IDS[:9], [*IDS[:6], 70, 71]):  # the next begins as the last did
-            said = engine.generate(prompt, greedy).token_ids
-            assert list(said) == reference(folder, prompt, 12)
+        for prompt in (IDS[:9], [*IDS[:6], 70, 71]):  # the next begins like the last
+            drafted_ids = engine.generate(prompt, greedy).token_ids
+            assert list(drafted_ids) == reference(folder, prompt, 12)
             known = drafter._known.of(0, drafter._known.end)
             assert drafter._known.start == 0 and len(known) > len(prompt)
-            assert drafter._layer.cache.length > len(prompt), "it was asked"
-            wanted = _states(head, folder, [*prompt, *said])[: len(known)]
+            assert drafter._layer.cache.length > len(prompt), "the head was used"
+            wanted = _states(head, folder, [*prompt, *drafted_ids])[: len(known)]
             torch.testing.assert_close(known.cpu(), wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "more"), [("eagle", 2), ("eagle3", -2)])
-def test_a_vocabulary_with_another_padding(
+def test_vocabulary_with_different_padding(
     kind: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens that the head lacks are embedded as its last one, and none beyond the target's are drafted."""
@@ -294,6 +294,6 @@ def test_a_vocabulary_with_another_padding(
         assert drafter.name == f"EAGLE-3 ({size} of {size} tokens)"
     prompt = [*IDS[:9], size - 1]
     with tiny_engine(folder, "none", budget=12, width=4, more=lambda target: {"head": drafter}) as engine:
-        said = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12)).token_ids
-    assert list(said) == reference(folder, prompt, 12)
+        drafted_ids = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12)).token_ids
+    assert list(drafted_ids) == reference(folder, prompt, 12)
     assert drafter._known.end == 0 and drafter._layer.cache.length == 0, "closed with the engine"

@@ -46,7 +46,7 @@ def load(folder: Path, resident: Sequence[int] = USED, device: torch.device = CP
 
 
 def naive_model(folder: Path, used: Sequence[int] = USED) -> Any:
-    """Return transformers' own model, whose other layers do nothing while `skips` is set."""
+    """Return transformers' own model, whose other layers are skipped while `skips` is set."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -69,8 +69,8 @@ def naive(model: Any, ids: Sequence[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def naive_behind_all_layers(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Return the same logits with a prefix that all layers have processed."""
+def naive_after_all_layers(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Return the same logits after a prefix that all layers have processed."""
     rows = []
     for path in paths():
         cache = DynamicCache(config=model.config)
@@ -78,7 +78,7 @@ def naive_behind_all_layers(model: Any, ids: Sequence[int]) -> torch.Tensor:
         model(torch.tensor([ids[:-1]]), past_key_values=cache, use_cache=True)
         model.skips = True
         tokens = torch.tensor([[ids[-1], *path]])
-        # One by one: the lengths of the layers that are skipped stay behind.
+        # One by one: the cache lengths of skipped layers lag.
         for position, token in enumerate(tokens[0], len(ids) - 1):
             out = model(
                 token[None, None],
@@ -129,14 +129,14 @@ def test_logits_equal_those_of_the_resident_layers(family: str, device: torch.de
     target.close()
 
 
-# Families with attention of their own, and what makes small models of them.
+# Families with special attention, and settings that make small models of them.
 OWN: dict[str, dict[str, Any]] = {
     "falcon": {"alibi": True, "new_decoder_architecture": False},
     "bloom": {},
     "gptj": {},
     "mpt": {},
 }
-# Layers that return tuples, share keys, or are given masks by the length of the first layer's cache.
+# Layers that return tuples, share keys, or get masks by the length of the first layer's cache.
 UNUSUAL = ("bamba", "gemma3n_text", "falcon", "bloom")
 
 
@@ -155,8 +155,8 @@ UNUSUAL = ("bamba", "gemma3n_text", "falcon", "bloom")
         if family not in UNUSUAL
     ],
 )
-def test_it_drafts_for_families_of_every_kind(family: str, first: bool, tmp_path: Path) -> None:
-    """Whether or not the first layer stays, no draft step fails, and tokens are the target's."""
+def test_drafting_for_families_of_every_kind(family: str, first: bool, tmp_path: Path) -> None:
+    """Whether or not the first layer is resident, no draft step fails, and output is the target's."""
     folder, heard = tmp_path / "model", list[object]()
     if family in HYBRIDS:
         write_hybrid(folder, family)
@@ -180,7 +180,7 @@ def test_it_drafts_for_families_of_every_kind(family: str, first: bool, tmp_path
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_committed_keys_of_the_target_are_adopted(family: str, tmp_path: Path) -> None:
+def test_committed_keys_of_the_target_are_shared(family: str, tmp_path: Path) -> None:
     target = load(write_model(tmp_path / "model", family))
     drafter = EarlyExitDrafter(target, 16)
     model = naive_model(tmp_path / "model")
@@ -189,14 +189,14 @@ def test_committed_keys_of_the_target_are_adopted(family: str, tmp_path: Path) -
     run_target(target, IDS[:-1], commit=True)
     drafter.adopt_target_cache()
     torch.testing.assert_close(
-        node_logits(drafter, IDS), naive_behind_all_layers(model, IDS), rtol=1e-4, atol=1e-4
+        node_logits(drafter, IDS), naive_after_all_layers(model, IDS), rtol=1e-4, atol=1e-4
     )
     mine = drafter._model.cache
     assert isinstance(mine, TreeCache)
     for index, (kept, its) in enumerate(
         zip(mine.committed(0), target.tree_model.cache.committed(0), strict=True)
     ):
-        assert (kept is not None) == (index in USED), "what is skipped takes no memory"
+        assert (kept is not None) == (index in USED), "skipped layers take no memory"
         if kept is not None and its is not None:
             assert torch.equal(kept[0], its[0]) and torch.equal(kept[1], its[1])
     target.tree_model.cache.rewind(6)
@@ -205,19 +205,19 @@ def test_committed_keys_of_the_target_are_adopted(family: str, tmp_path: Path) -
     run_target(target, other[:-1], commit=True)
     drafter.adopt_target_cache()
     torch.testing.assert_close(
-        node_logits(drafter, other), naive_behind_all_layers(model, other), rtol=1e-4, atol=1e-4
+        node_logits(drafter, other), naive_after_all_layers(model, other), rtol=1e-4, atol=1e-4
     )
     drafter.close()
     target.close()
 
 
-def test_a_break_between_layers_leaves_both_usable(tmp_path: Path) -> None:
+def test_interrupt_between_layers_leaves_both_usable(tmp_path: Path) -> None:
     target = load(write_model(tmp_path / "model"))
     drafter = EarlyExitDrafter(target, 64)
     heard: list[int] = []
     target.tree_model.on_layer = heard.append
     before = node_logits(drafter, IDS)
-    assert not heard, "nobody is told of a pass while a tree grows"
+    assert not heard, "no progress is reported while a tree grows"
     expected = run_target(target, IDS)
     assert heard == [1, 2, 3]
 
@@ -233,7 +233,7 @@ def test_a_break_between_layers_leaves_both_usable(tmp_path: Path) -> None:
     target.close()
 
 
-def test_layers_that_are_packed_are_unpacked_as_they_run(tmp_path: Path) -> None:
+def test_packed_layers_are_dequantized_when_they_run(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", hidden_size=64, intermediate_size=64, head_dim=16)
     checkpoint, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
     target = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.float32, torch.device("cpu"))
@@ -249,7 +249,7 @@ def test_layers_that_are_packed_are_unpacked_as_they_run(tmp_path: Path) -> None
     target.close()
 
 
-def test_half_of_the_layers_where_all_stay(tmp_path: Path) -> None:
+def test_half_of_the_layers_if_all_are_resident(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", num_hidden_layers=5)
     target = load(folder, range(5))
     drafter = EarlyExitDrafter(target, 64)
@@ -262,7 +262,7 @@ def test_half_of_the_layers_where_all_stay(tmp_path: Path) -> None:
     target.close()
 
 
-def test_nothing_to_draft_with(tmp_path: Path) -> None:
+def test_no_resident_layers(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     target = load(folder, ())
     with pytest.raises(DraftError, match="none fits: give more memory"):

@@ -1,4 +1,4 @@
-"""Failing sources lose only their own proposals."""
+"""A failing source loses only its own proposals."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,10 +25,8 @@ AFTER = 6  # successful calls
 Change = Callable[[Children], Children]
 
 
-class Failing:
-    """A drafter or a lookup with one method that fails, or returns invalid values, from its seventh call
-    on.
-    """
+class FailingSource:
+    """A drafter or a lookup whose method fails, or returns invalid values, from its seventh call on."""
 
     def __init__(self, inner: Any, method: str = "", change: Change | None = None) -> None:
         self._inner, self.name = inner, inner.name
@@ -76,16 +74,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Bench:
+class FaultHarness:
     """An engine with a drafter that fails as a test requires, and the output of the target alone."""
 
     engine: Engine
-    drafter: Failing
+    drafter: FailingSource
     heard: list[Event]
     expected: list[tuple[int, ...]]
 
-    def check(self, failing: Failing, method: str, change: Change | None = None) -> None:
-        """Every answer is the target's; a source fails once in each, and the next request tries it again."""
+    def check(self, failing: FailingSource, method: str, change: Change | None = None) -> None:
+        """Every answer equals the target's; a source fails once in each, and the next request retries it."""
         failing.fail(method, change)
         for params, tokens in zip(PARAMS, self.expected, strict=True):
             self.heard.clear()
@@ -103,37 +101,37 @@ def expected(folder: Path) -> list[tuple[int, ...]]:
 
 
 @contextmanager
-def opened(folder: Path, draft: str, expected: list[tuple[int, ...]]) -> Iterator[Bench]:
-    heard, made = list[Event](), list[Failing]()
+def opened(folder: Path, draft: str, expected: list[tuple[int, ...]]) -> Iterator[FaultHarness]:
+    heard, made = list[Event](), list[FailingSource]()
 
-    def wrap(inner: Any) -> Failing:
-        made.append(Failing(inner))
+    def wrap(inner: Any) -> FailingSource:
+        made.append(FailingSource(inner))
         return made[-1]
 
     with tiny_engine(folder, draft, budget=16, width=4, wrap=wrap, notify=heard.append) as engine:
-        yield Bench(engine, made[0], heard, expected)
+        yield FaultHarness(engine, made[0], heard, expected)
 
 
 @pytest.fixture(scope="module")
-def bench(folder: Path, expected: list[tuple[int, ...]]) -> Iterator[Bench]:
+def bench(folder: Path, expected: list[tuple[int, ...]]) -> Iterator[FaultHarness]:
     with opened(folder, "self", expected) as found:
         yield found
 
 
 @pytest.mark.parametrize("method", ["start", "expand", "commit", "adopt_target_cache"])
-def test_a_drafter_that_raises(bench: Bench, method: str) -> None:
+def test_drafter_that_raises(bench: FaultHarness, method: str) -> None:
     bench.check(bench.drafter, method)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_drafter_with_invalid_proposals(bench: Bench, change: str) -> None:
+def test_drafter_with_invalid_proposals(bench: FaultHarness, change: str) -> None:
     bench.check(bench.drafter, "expand", CHANGES[change])
 
 
 @pytest.mark.parametrize(
     "method", sampled_params(["start", "continuations", "learn", "a drafter's"], "continuations", "learn")
 )
-def test_a_source_that_raises_next_to_another(
+def test_source_that_raises_next_to_another(
     folder: Path, expected: list[tuple[int, ...]], method: str
 ) -> None:
     """Each case uses a new engine: a lookup that has seen the answer leaves few passes."""
@@ -142,11 +140,11 @@ def test_a_source_that_raises_next_to_another(
             bench.check(bench.drafter, "expand")
         else:
             lookup: Any = bench.engine._assembly.sources._advisory_lookups["suffix"]
-            lookup._lookup = Failing(lookup._lookup)
+            lookup._lookup = FailingSource(lookup._lookup)
             bench.check(lookup._lookup, method)
 
 
-def test_an_interrupt_is_no_failure(bench: Bench) -> None:
+def test_interrupt_is_not_a_failure(bench: FaultHarness) -> None:
     def interrupt(children: Children) -> Children:
         raise KeyboardInterrupt
 
@@ -158,8 +156,8 @@ def test_an_interrupt_is_no_failure(bench: Bench) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_draft_of_a_shorter_context_falls_silent(tmp_path: Path) -> None:
-    """After its last position it proposes nothing, without a notice."""
+def test_draft_stops_at_the_end_of_its_context(tmp_path: Path) -> None:
+    """After its last position it proposes nothing, and there is no notice."""
     target = write_model(tmp_path / "target", num_hidden_layers=3, max_position_embeddings=256)
     draft = write_model(tmp_path / "draft", num_hidden_layers=3, max_position_embeddings=40)
     params = SamplingParams(max_tokens=90, ignore_eos=True)
@@ -176,7 +174,7 @@ def test_a_draft_of_a_shorter_context_falls_silent(tmp_path: Path) -> None:
     assert not [event for event in heard if isinstance(event, Notice)]
 
 
-def test_nothing_hangs_below_the_end_of_an_answer() -> None:
+def test_end_tokens_have_no_children() -> None:
     subtree = Subtree([-1, 0, 1, -1], [5, 7, 8, 9], [-0.1, -0.1, -0.1, -3.0])
     closed = subtree.pruned(frozenset({5}))
     assert (closed.parent, closed.token, closed.log_prob) == ([-1, -1], [5, 9], [-0.1, -3.0])
@@ -186,8 +184,8 @@ def test_nothing_hangs_below_the_end_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize("draft", ["self", "self,suffix"])
-def test_no_tree_continues_after_the_end(folder: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly every token of this vocabulary ends the answer, so that trees would continue below them."""
+def test_trees_stop_at_end_tokens(folder: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly every token of this vocabulary ends the answer, so trees would continue below such tokens."""
     ends = frozenset(range(10, 70))
     grown = list[Any]()
     with tiny_engine(folder, draft, budget=64, width=8) as engine:

@@ -1,4 +1,4 @@
-"""Trees grown together equal those grown alone, and share forwards of one model."""
+"""Trees grown together equal those grown alone, and share forward passes of one model."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -68,13 +68,13 @@ MAKES: dict[str, Callable[[Path], dict[str, Drafter]]] = {
 
 
 class Sequences:
-    """Several texts, and a fork of the sources for each."""
+    """Several texts, with a fork of the sources for each."""
 
     def __init__(
         self, drafters: dict[str, Drafter], temperature: float = 0.9, *, lookups: bool = False
     ) -> None:
         self.made = Sources(drafters, {"suffix": SuffixLookup()} if lookups else {})
-        self.temperature, self.told = temperature, list[str]()
+        self.temperature, self.notices = temperature, list[str]()
         self.sources = [self.made.fork(NO_TARGET) for _ in TEXTS]
         self.device = CPU
 
@@ -87,7 +87,7 @@ class Sequences:
             sources.names,
             lambda name: Scorer(processor, noise, Calibration(), children=6),
             noise,
-            notify=lambda text: self.told.append(f"{index}: {text}"),
+            notify=lambda text: self.notices.append(f"{index}: {text}"),
         )
 
     def growing(self, texts: Sequence[Sequence[int]], policy: GrowthPolicy = POLICY) -> list[TreeGrower]:
@@ -112,7 +112,7 @@ class Sequences:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the rows of the fused models' forwards."""
+    """Record the rows of the fused models' forward passes."""
     counted, real = list[int](), FusedModel.layers_over
 
     def counting(self: FusedModel, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -135,10 +135,10 @@ def same(grown: Sequence[GrownTree], expected: Sequence[GrownTree]) -> None:
 @pytest.mark.parametrize(
     ("kind", "temperature"), [("lean", 0.0), ("tree", 0.9), ("another vocabulary", 0.9), ("two", 0.9)]
 )
-def test_trees_are_those_that_grow_alone(
+def test_batched_trees_equal_single_trees(
     kind: str, temperature: float, tmp_path: Path, rows: list[int]
 ) -> None:
-    """The first of them reads its prompt, the second the committed tokens, both together with others."""
+    """The first pass reads the prompts, the second the committed tokens, both batched."""
     drafters = MAKES[kind](tmp_path)
     beside = Sequences(drafters, temperature, lookups=kind == "two")
     by_itself = Sequences(drafters, temperature, lookups=kind == "two")
@@ -158,8 +158,10 @@ def test_trees_are_those_that_grow_alone(
 
 
 @torch.no_grad()
-def test_logits_of_several_trees_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows at a time, but one tree together in any case; a failing part fails its trees."""
+def test_logits_of_several_trees_are_computed_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows at a time, but a single tree in any case; a failing part fails its trees."""
     monkeypatch.setattr(forward, "HEAD_ROWS", 7)
     drafters, counted, real = MAKES["lean"](tmp_path), list[int](), FusedModel.logits
     failing = False
@@ -184,8 +186,8 @@ def test_logits_of_several_trees_are_made_in_parts(tmp_path: Path, monkeypatch: 
 
 @torch.no_grad()
 @pytest.mark.gpu
-def test_graphs_of_several_caches_grow_what_the_cpu_grows(tmp_path: Path) -> None:
-    """A step of each is a separate graph, over its own cache, captured and then replayed."""
+def test_cuda_graphs_of_several_caches_equal_the_cpu(tmp_path: Path) -> None:
+    """Each tree's step is a separate graph over its own cache, captured and then replayed."""
     grown = list[list[GrownTree]]()
     for name in ("cpu", "cuda"):
         device = torch.device(name)
@@ -209,7 +211,7 @@ def test_graphs_of_several_caches_grow_what_the_cpu_grows(tmp_path: Path) -> Non
 
 
 @torch.no_grad()
-def test_prompts_are_read_together_in_chunks(
+def test_prompts_are_batched_in_chunks(
     tmp_path: Path, rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean, "_CHUNK", 32)
@@ -221,8 +223,8 @@ def test_prompts_are_read_together_in_chunks(
 
 @torch.no_grad()
 @pytest.mark.usefixtures("drafters_stay")
-def test_one_tree_is_grown_as_ever(tmp_path: Path) -> None:
-    """With its costs, and for the record."""
+def test_single_tree_is_unchanged(tmp_path: Path) -> None:
+    """With its costs, and with recording."""
     drafters = MAKES["lean"](tmp_path)
     for policy in (POLICY, replace(POLICY, costs=DEAR), replace(POLICY, costs=DEAR, record=60)):
         (found,) = grow_forest(Sequences(drafters).growing(TEXTS[:1], policy))
@@ -232,7 +234,7 @@ def test_one_tree_is_grown_as_ever(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_failed_forward_disables_its_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_forward_disables_its_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafters = MAKES["lean"](tmp_path)
     sequences = Sequences(drafters)
     trees = sequences.growing(TEXTS)
@@ -246,13 +248,13 @@ def test_a_failed_forward_disables_its_drafters(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(FusedModel, "hidden_of", failing)
     found = grow_forest(trees)
     assert [len(tree.tree) > 1 for tree in found] == [True] * len(TEXTS), "what was drafted before is kept"
-    assert len(sequences.told) == len(TEXTS) and "no room" in sequences.told[0]
+    assert len(sequences.notices) == len(TEXTS) and "no room" in sequences.notices[0]
     again = grow_forest(sequences.growing(TEXTS))  # the next request tries again
     assert [(len(one.tree), one.tree.token[0]) for one in again] == [(30, ids[-1]) for ids in TEXTS]
 
 
 @torch.no_grad()
-def test_an_interrupt_breaks_all_of_them_off(tmp_path: Path) -> None:
+def test_interrupt_cancels_all_trees(tmp_path: Path) -> None:
     drafters = MAKES["lean"](tmp_path)
     sequences, looks = Sequences(drafters), iter(range(99))
 
@@ -286,7 +288,7 @@ def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[TreeGrower]:
     return growing_of([table(probability) for probability in sure], policy)
 
 
-def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
+def test_rows_favour_confident_trees_and_none_gets_zero() -> None:
     policy = GrowthPolicy(budget=24, width=4, min_gain=0.0)
     sizes = [len(tree.tree) for tree in grow_forest(tabulated([0.9, 0.6, 0.2], policy), most=20)]
     assert sum(sizes) == 20 and sizes[0] > sizes[1] > sizes[2] >= 1
@@ -295,8 +297,8 @@ def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_costs_are_those_of_all_together() -> None:
-    """A step shared by two trees takes less time than two steps, and further rows cost more."""
+def test_costs_are_those_of_the_whole_batch() -> None:
+    """A step shared by two trees takes less time than two steps, and more rows cost more."""
     costs = PassCosts(compute=((1, 1.0), (17, 1.0), (117, 30.0)), step=((1, 0.25), (33, 0.26)))
     policy = GrowthPolicy(budget=64, width=4, costs=costs)
     (by_itself,) = grow_forest(tabulated([0.8], policy))
@@ -304,11 +306,11 @@ def test_costs_are_those_of_all_together() -> None:
     assert sum(len(tree.tree) for tree in together) <= 18, "no more rows than one pass has room for"
     assert all(tree.steps > by_itself.steps for tree in together)
     crowded = grow_forest(tabulated([0.8], policy), alone=16)
-    assert len(crowded[0].tree) < len(by_itself.tree), "others take the room"
+    assert len(crowded[0].tree) < len(by_itself.tree), "others use the space"
 
 
 @pytest.mark.parametrize(("trees", "times", "longer"), [(1, 1, 1.0), (4, 3, 3.0), (1, 100, 4.0)])
-def test_steps_that_take_longer_than_planned_become_fewer(
+def test_slow_steps_reduce_the_depth(
     trees: int, times: float, longer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only later trees; the first step and interleaved passes do not count."""
@@ -331,7 +333,7 @@ def test_steps_that_take_longer_than_planned_become_fewer(
     assert saved > 0 if times > 1 else saved == 0
 
 
-def test_a_dear_step_takes_the_best_nodes_of_all() -> None:
+def test_expensive_step_expands_the_best_nodes_overall() -> None:
     costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.01), (2, 0.02), (33, 9.0)))
     drafters = [table(probability) for probability in (0.9, 0.3, 0.1)]
     grown = grow_forest(growing_of(drafters, GrowthPolicy(budget=40, width=4, costs=costs)))

@@ -56,7 +56,7 @@ Make = Callable[[Target, Path], Drafter]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     folder = tmp_path_factory.mktemp("target")
-    write_with_mtp(folder, "mimo", "qwen2", {"num_hidden_layers": LAYERS})  # what the heads here look at
+    write_with_mtp(folder, "mimo", "qwen2", {"num_hidden_layers": LAYERS})  # states that the heads here read
     model = open_model(folder)
     load_all(model, 16)
     return Target(folder, model)
@@ -132,7 +132,7 @@ MAKES: dict[str, Make] = {
 }
 
 
-class Writing:
+class DraftedText:
     """One text, the target's cache of it, and a drafter that follows it."""
 
     def __init__(self, target: Target, made: Drafter, seed: int) -> None:
@@ -175,24 +175,24 @@ class Writing:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", sampled_params(MAKES, "lean", "tree", "mtp", "another vocabulary"))
-def test_interleaved_drafters_draft_the_same_as_alone(kind: str, target: Target, tmp_path: Path) -> None:
+def test_interleaved_drafters_equal_single_ones(kind: str, target: Target, tmp_path: Path) -> None:
     made = MAKES[kind](target, tmp_path)
-    alone = [list(Writing(target, made, seed).drafted()) for seed in range(2)]
-    sequences = [Writing(target, made, seed) for seed in range(2)]
+    alone = [list(DraftedText(target, made, seed).drafted()) for seed in range(2)]
+    sequences = [DraftedText(target, made, seed) for seed in range(2)]
     turns = list(zip_longest(*(sequence.drafted() for sequence in sequences)))
     for found, expected in zip(zip(*turns, strict=True), alone, strict=True):
-        assert sum(map(len, expected)) > 8, "it has said something"
+        assert sum(map(len, expected)) > 8, "it has drafted something"
         for said, wanted in zip(chain(*found), chain(*expected), strict=True):
             assert torch.equal(said, wanted)
     sequences[0].drafter.close()
-    again = Writing(target, made, 1)
+    again = DraftedText(target, made, 1)
     for said, wanted in zip(chain(*again.drafted()), chain(*alone[1]), strict=True):
-        assert torch.equal(said, wanted), "who is closed takes no weights along"
+        assert torch.equal(said, wanted), "closing one fork keeps the shared weights"
     if kind != "early-exit":
         made.close()
 
 
-def looked_up(lookup: Lookup, ids: Sequence[int]) -> Iterator[object]:
+def lookup_results(lookup: Lookup, ids: Sequence[int]) -> Iterator[object]:
     for end in range(8, len(ids), 3):
         lookup.start(ids[:end])
         yield lookup.continuations([], None, 12, -9.0, 8)
@@ -203,24 +203,24 @@ def looked_up(lookup: Lookup, ids: Sequence[int]) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("made", [SuffixLookup, NgramLookup])
-def test_interleaved_lookups_find_the_same_as_alone(made: type[SuffixLookup | NgramLookup]) -> None:
+def test_interleaved_lookups_equal_single_ones(made: type[SuffixLookup | NgramLookup]) -> None:
     first = made()
     if isinstance(first, SuffixLookup):
         first.add_text([5, 9, 40, 41, 42, 43])
-    for _ in looked_up(first, [3, 4] * 20):
-        pass  # it has learnt
+    for _ in lookup_results(first, [3, 4] * 20):
+        pass  # it has learned
     texts = [[5, 9, 17, 33] * 7, [8, 5, 9, 5] * 7]
-    alone = [list(looked_up(first.fork(), ids)) for ids in texts]
-    in_turns = zip(*(looked_up(first.fork(), ids) for ids in texts), strict=True)
+    alone = [list(lookup_results(first.fork(), ids)) for ids in texts]
+    in_turns = zip(*(lookup_results(first.fork(), ids) for ids in texts), strict=True)
     assert list(map(list, zip(*in_turns, strict=True))) == alone
     fork = first.fork()
     fork.start([5, 9])
     found = fork.continuations([], None, 4, -9.0, 4)
-    assert (40 in found.token) == isinstance(first, SuffixLookup), "texts of earlier are there for all"
+    assert (40 in found.token) == isinstance(first, SuffixLookup), "earlier texts are available to all forks"
 
 
-def test_sources_fork_as_a_whole(target: Target, tmp_path: Path) -> None:
-    """A source disabled in one sequence continues in another, and pauses are separate."""
+def test_fork_of_mixed_sources(target: Target, tmp_path: Path) -> None:
+    """A source disabled in one sequence continues in another, and pauses are independent."""
     sources = Sources({"mlp": MAKES["mlp"](target, tmp_path)}, {"lookup": NgramLookup()})
     fork = sources.fork(target.model.tree_model.cache.empty_copy())
     assert fork.names == sources.names and fork.required_states == sources.required_states

@@ -1,5 +1,5 @@
 """Files of a head: reading them, and errors for damaged or hostile ones.
-A pickle that contains more than tensors is not opened, nor one that takes too much memory.
+A pickle with anything other than tensors is not opened, nor one that takes too much memory.
 """
 
 import json
@@ -49,7 +49,7 @@ def same(files: HeadFiles, tensors: Tensors) -> bool:
 
 
 @pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "pytorch_model.bin", "x.pth"])
-def test_a_folder_or_its_file_may_be_named(tmp_path: Path, file: str) -> None:
+def test_open_by_folder_or_file(tmp_path: Path, file: str) -> None:
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in medusa_tensors().items()}
     write_head(tmp_path, MEDUSA_CONFIG, tensors, file)
     for path in (tmp_path, tmp_path / file):
@@ -62,7 +62,7 @@ def test_a_folder_or_its_file_may_be_named(tmp_path: Path, file: str) -> None:
     assert head is not None and head.kind == "medusa", "a file needs no configuration"
 
 
-def test_integers_scalars_the_older_format_and_parameters(tmp_path: Path) -> None:
+def test_integers_scalars_legacy_format_and_parameters(tmp_path: Path) -> None:
     tensors = {"d2t": torch.arange(9), "one": torch.tensor(1.5), "none": torch.empty(0, 3)}
     assert same(stored(write_head(tmp_path / "plain", {}, tensors)), tensors)
     parameters = {name: torch.nn.Parameter(tensor) for name, tensor in medusa_tensors().items()}
@@ -90,13 +90,13 @@ def test_shards_with_an_index(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, {"a": 3}, {"a": "../model-1.bin"}])
-def test_an_index_of_pickles_that_lists_no_files(tmp_path: Path, weight_map: Any) -> None:
+def test_pickle_index_without_files(tmp_path: Path, weight_map: Any) -> None:
     write_head(tmp_path, MEDUSA_CONFIG, medusa_tensors(), "model-1.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert isinstance(opening_fails(tmp_path), MissingTensorError)
 
 
-def test_safetensors_go_before_pickles_and_leftovers_of_training_are_left(tmp_path: Path) -> None:
+def test_safetensors_take_precedence_and_training_files_are_ignored(tmp_path: Path) -> None:
     tensors = medusa_tensors()
     write_head(tmp_path, MEDUSA_CONFIG, {"other": torch.zeros(3)}, "medusa_lm_head.pt")
     write_head(tmp_path, MEDUSA_CONFIG, tensors, "medusa_lm_head.safetensors")
@@ -136,7 +136,7 @@ def test_damaged_files(tmp_path: Path, way: str) -> None:
         assert "download it again" in str(error) or "git lfs pull" in str(error)
 
 
-def test_a_file_that_is_cut_short_after_it_was_opened(tmp_path: Path) -> None:
+def test_file_truncated_after_opening(tmp_path: Path) -> None:
     files = stored(write_head(tmp_path, {}, medusa_tensors()))
     os.truncate(tmp_path / "model.safetensors", 2000)
     with pytest.raises(CheckpointError, match="cut short at the tensor"):
@@ -145,10 +145,8 @@ def test_a_file_that_is_cut_short_after_it_was_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "head.pt"])
-def test_large_tensors_are_read_a_block_at_a_time(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each block has the maximum size: 4 rows of 24 bytes, stored, and one row if that is larger."""
+def test_large_tensors_are_read_in_blocks(tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block has the maximum size: 4 rows of 24 bytes, stored, or one row if that is larger."""
     tensors = {
         "plain": torch.randn(11, 12).half(),
         "turned": torch.randn(12, 11).half().T,
@@ -167,9 +165,7 @@ def test_large_tensors_are_read_a_block_at_a_time(
     assert torch.equal(part, tensors["plain"][:5].float())
 
 
-def test_numbers_that_are_not_finite_are_found_in_any_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_values_are_found_in_any_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_files, "BLOCK", 16)
     large = torch.ones(9, 2)
     large[7, 1] = 1e6
@@ -193,7 +189,7 @@ def test_special_files_do_not_block(tmp_path: Path, file: str) -> None:
         assert isinstance(opening_fails(tmp_path), MissingTensorError)
 
 
-def test_the_fingerprint_follows_files_and_configuration(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_files_and_configuration(tmp_path: Path) -> None:
     def fingerprint() -> str:
         head = open_for_tiny(tmp_path)
         assert head is not None
@@ -212,8 +208,8 @@ def test_the_fingerprint_follows_files_and_configuration(tmp_path: Path) -> None
         _ = files.fingerprint
 
 
-class Hostile:
-    """A malicious pickle: unpickled by the usual loader, it creates a file."""
+class MaliciousPickle:
+    """A malicious pickle: the default loader would create a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -222,12 +218,12 @@ class Hostile:
         return os.system, (f"touch {self.file}",)
 
 
-def test_a_pickle_that_wants_to_run_code_does_not(tmp_path: Path) -> None:
+def test_pickle_cannot_run_code(tmp_path: Path) -> None:
     mark = tmp_path / "it_ran"
-    content = {**medusa_tensors(1), "more": Hostile(mark)}
+    content = {**medusa_tensors(1), "more": MaliciousPickle(mark)}
     torch.save(content, tmp_path / "zipped.pt")
     torch.save(content, tmp_path / "older.pt", _use_new_zipfile_serialization=False)
-    (tmp_path / "bare.pt").write_bytes(pickle.dumps(Hostile(mark)))
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps(MaliciousPickle(mark)))
     for file in ("zipped.pt", "older.pt", "bare.pt"):
         error = opening_fails(tmp_path / file)
         assert isinstance(error, DraftError)
@@ -238,7 +234,7 @@ def test_a_pickle_that_wants_to_run_code_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["data.pkl", "data/0"])
-def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path: Path, part: str) -> None:
+def test_zip_bomb(tmp_path: Path, part: str) -> None:
     torch.save(medusa_tensors(1), tmp_path / "plain.pt")
     with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
         for entry in plain.infolist():
@@ -249,17 +245,17 @@ def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path: Path, part: str) -> Non
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_pickles_that_would_take_too_much_are_not_read(
+def test_pickles_that_need_too_much_memory_are_not_read(
     tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pickles, "_LARGEST_PICKLE" if zipped else "_LARGEST_OLDER", 100)
     torch.save(medusa_tensors(1), tmp_path / "head.pt", _use_new_zipfile_serialization=zipped)
-    error, said = opening_fails(tmp_path / "head.pt"), "large" if zipped else "convert it to safetensors"
-    assert isinstance(error, DraftError) and said in str(error)
+    error, message = opening_fails(tmp_path / "head.pt"), "large" if zipped else "convert it to safetensors"
+    assert isinstance(error, DraftError) and message in str(error)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
         ([torch.zeros(2)], "holds no tensors by name"),
@@ -268,6 +264,6 @@ def test_pickles_that_would_take_too_much_are_not_read(
     ],
     ids=["module", "list", "number", "unnamed"],
 )
-def test_a_pickle_without_named_tensors(tmp_path: Path, content: Any, said: str) -> None:
+def test_pickle_without_named_tensors(tmp_path: Path, content: Any, message: str) -> None:
     torch.save(content, tmp_path / "head.pt")
-    assert said in str(opening_fails(tmp_path / "head.pt"))
+    assert message in str(opening_fails(tmp_path / "head.pt"))

@@ -1,4 +1,4 @@
-"""Heads by hub id: a repository with a head is downloaded; of a model only its configuration."""
+"""Heads by Hub id: a repository with a head is downloaded; for a model only the configuration is."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def visit(name, events, said):
 
 
 @pytest.mark.exhaustive
-def test_a_head_and_a_model(tmp_path: Path) -> None:
+def test_head_and_model_repositories(tmp_path: Path) -> None:
     pickled = io.BytesIO()
     torch.save(medusa_tensors(), pickled)
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}

@@ -30,7 +30,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_files_are_not_heads(tmp_path: Path) -> None:
-    """A model, an adapter, a missing path: opening them as a model gives the better message."""
+    """A model, an adapter, a missing path: opening them as a model gives a better message."""
     model = write_model(tmp_path / "model")
     assert open_for_tiny(model) is None and open_for_tiny(model / "model.safetensors") is None
     for config in (
@@ -63,9 +63,7 @@ def test_other_files_are_not_heads(tmp_path: Path) -> None:
         ({"speculators_model_type": "a\nb" * 999}, "is not known"),
     ],
 )
-def test_an_unknown_kind_lists_those_that_are_known(
-    tmp_path: Path, config: dict[str, Any] | None, said: str
-) -> None:
+def test_unknown_kind_lists_the_known_ones(tmp_path: Path, config: dict[str, Any] | None, said: str) -> None:
     error = opening_fails(write_head(tmp_path, config, {"prefix.mystery": torch.zeros(2, 4)}))
     assert isinstance(error, DraftError) and len(str(error)) < 500
     for word in ("prefix.mystery", "Medusa", "MLPSpeculator", "EAGLE", said):
@@ -73,12 +71,12 @@ def test_an_unknown_kind_lists_those_that_are_known(
 
 
 @pytest.mark.parametrize("name", ["a\nb\x1b[31m", "a" * 9999, "a\ud800b"])
-def test_names_of_tensors_are_shown_as_they_can_be_printed(tmp_path: Path, name: str) -> None:
+def test_tensor_names_are_printed_safely(tmp_path: Path, name: str) -> None:
     error = str(opening_fails(write_head(tmp_path, {}, {name: torch.zeros(2)}, "head.pt")))
     assert error.isprintable() and error.encode() and len(error) < 500
 
 
-def test_a_file_without_tensors(tmp_path: Path) -> None:
+def test_file_without_tensors(tmp_path: Path) -> None:
     assert "holds no tensors" in str(opening_fails(write_head(tmp_path, {"model_type": "hydra"}, {})))
 
 
@@ -88,7 +86,7 @@ def test_a_file_without_tensors(tmp_path: Path) -> None:
         (MEDUSA_CONFIG, ["medusa_lm_head.pt"]),
         (mlp_config(), ["model.safetensors"]),
         ({"model_type": "medusa"}, ["model.safetensors"]),
-        # Of yuhuili/EAGLE-LLaMA3-Instruct-8B, and of EAGLE3-LLaMA3.1-Instruct-8B by the same authors.
+        # As in yuhuili/EAGLE-LLaMA3-Instruct-8B, and in EAGLE3-LLaMA3.1-Instruct-8B by the same authors.
         ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}, ["pytorch_model.bin"]),
         ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, ["pytorch_model.bin"]),
         ({"architectures": "Eagle3Speculator", "speculators_model_type": "eagle3"}, ["model.safetensors"]),

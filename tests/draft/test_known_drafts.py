@@ -32,7 +32,7 @@ def shape(name: str, **changes: Any) -> dict[str, Any]:
         "someone/Meta-Llama-3.3-70B-Instruct-AWQ-INT4",
     ],
 )
-def test_names_of_one_model(name: str) -> None:
+def test_spellings_of_a_model_name(name: str) -> None:
     found = known_drafts(name)
     assert found[0] == KnownDraft(HEAD, "eagle3", "one layer over states of three of the target's", LARGE)
     assert ids(name, trained=False) == [MIDDLE, SMALL], "the largest first"
@@ -52,12 +52,12 @@ def test_names_of_one_model(name: str) -> None:
         ("Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "model"),
     ],
 )
-def test_the_best_of_each(target: str, best: str, kind: str) -> None:
+def test_best_draft_of_each_target(target: str, best: str, kind: str) -> None:
     first = known_drafts(target)[0]
     assert (first.id, first.kind) == (best, kind)
 
 
-def test_siblings_are_smaller() -> None:
+def test_drafts_of_the_same_family_are_smaller() -> None:
     assert ids("Qwen/Qwen3-8B", trained=False) == ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"]
     assert ids("meta-llama/Llama-3.2-3B-Instruct", trained=False) == [SMALL]
     assert ids(SMALL) == ids("Qwen/Qwen3-0.6B") == []
@@ -65,18 +65,18 @@ def test_siblings_are_smaller() -> None:
     assert ids("Qwen/Qwen3-30B-A3B", trained=False)[0] == "Qwen/Qwen3-8B", "30, not 3"
 
 
-def test_names_that_only_look_alike() -> None:
+def test_similar_names_do_not_match() -> None:
     assert ids("Qwen/Qwen3.5-27B") == ids("gpt-oss-200b") == ids("someone/a-model") == ids("") == []
     assert HEAD not in ids("meta-llama/Llama-3.1-70B-Instruct")
     assert ids("huggyllama/llama-30b") == [], "a number that only begins alike"
     assert ids("meta-llama/Meta-Llama-3-70B", trained=False) == [MIDDLE, SMALL]
-    # Heads do not fit a further trained model; its vocabulary is the same.
+    # Heads do not fit a fine-tuned model; its vocabulary is the same.
     for name in ("8B-Base", "4B-Instruct-2507", "30B-A3B-Thinking-2507", "14B-VL"):
         target = f"Qwen/Qwen3-{name}"
         assert ids(target, trained=True) == [] and ids(target, trained=False), target
 
 
-def test_a_folder_whose_configuration_says_what_it_is() -> None:
+def test_folder_is_recognized_by_its_configuration() -> None:
     assert HEAD in ids("a/folder", {"_name_or_path": LARGE})
     found = known_drafts("a/folder", shape(LARGE))
     assert HEAD in [draft.id for draft in found] and found[0].trained and not found[-1].trained
@@ -86,14 +86,14 @@ def test_a_folder_whose_configuration_says_what_it_is() -> None:
     assert ids("a/folder", {"hidden_size": 8192}) == []
 
 
-def test_modules_of_the_targets_own() -> None:
+def test_mtp_modules_of_the_target() -> None:
     found = known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": 1})
     assert [(draft.id, draft.kind) for draft in found] == [("mtp", "mtp")]
     for none in (0, -1, None, "x"):
         assert known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": none}) == ()
 
 
-def test_every_entry_is_an_id() -> None:
+def test_every_entry_is_a_hub_id() -> None:
     heads_of = dict[str, list[str]]()
     for published in _HEADS.values():
         for target, some in published.items():

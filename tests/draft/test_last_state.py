@@ -107,8 +107,8 @@ def naive_mlp(
     return tensors[f"speculator.head.{i}.weight"] @ state
 
 
-def heard(drafter: Drafter, features: Features) -> dict[int, torch.Tensor]:
-    """Return the logits of the first node of each expanded depth, by depth."""
+def logits_by_depth(drafter: Drafter, features: Features) -> dict[int, torch.Tensor]:
+    """Return the logits of the first expanded node of each depth, by depth."""
     hearing, candidates = RecordingScorer(), tree_below(IDS[-1])
     drafter.observe(features)
     drafter.start(IDS)
@@ -131,7 +131,7 @@ NAMINGS = [("first version", "medusa_head."), ("second version", "medusa_heads."
 
 
 @pytest.mark.parametrize(("layout", "naming"), [*((layout, "") for layout in LAYOUTS), *NAMINGS])
-def test_each_layout_of_medusa_guesses_by_the_formula(
+def test_medusa_layouts_follow_the_formula(
     tmp_path: Path, parts: TargetParts, layout: str, naming: str
 ) -> None:
     tensors, file, layers = LAYOUTS[layout]
@@ -147,7 +147,7 @@ def test_each_layout_of_medusa_guesses_by_the_formula(
     assert head.shares_head == (layout == "second version")
     assert head.nbytes(999) == 4 * sum(tensor.numel() for tensor in tensors.values())
     features = states(ROOT)
-    guessed = heard(head.load(parts, 64), features)
+    guessed = logits_by_depth(head.load(parts, 64), features)
     assert sorted(guessed) == list(range(min(count, 4)))
     own = parts.project(torch.eye(HIDDEN)).T
     for depth, logits in guessed.items():
@@ -166,7 +166,7 @@ def test_each_layout_of_medusa_guesses_by_the_formula(
     ],
     ids=["plain", "scaled", "tied", "tied and scaled"],
 )
-def test_an_mlp_speculator_guesses_by_the_formula(
+def test_mlp_speculator_follows_the_formula(
     tmp_path: Path, tied: bool, scale_input: bool, prefix: str, calls: Sequence[Sequence[int]]
 ) -> None:
     tensors, config = mlp_tensors(tied), mlp_config(tied, scale_input)
@@ -182,7 +182,7 @@ def test_an_mlp_speculator_guesses_by_the_formula(
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_inner_size_of_zero_is_the_targets(tmp_path: Path) -> None:
+def test_inner_size_zero_means_the_targets_size(tmp_path: Path) -> None:
     tensors, config = mlp_tensors(inner=HIDDEN), mlp_config(inner_dim=0)
     drafter, features = open_mlp(write_head(tmp_path, config, tensors)).load(PARTS, 8), states(ROOT)
     drafter.observe(features)
@@ -190,16 +190,16 @@ def test_an_inner_size_of_zero_is_the_targets(tmp_path: Path) -> None:
     torch.testing.assert_close(node_logits(drafter, IDS)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def two_of_medusa(folder: Path, parts: TargetParts) -> Drafter:
+def two_medusa_heads(folder: Path, parts: TargetParts) -> Drafter:
     drafter = open_medusa(write_head(folder, None, medusa_tensors(2), "medusa_lm_head.pt")).load(parts, 8)
     drafter.observe(states(ROOT))
     drafter.start(IDS)
     return drafter
 
 
-def test_below_the_last_head_nothing_is_guessed(tmp_path: Path, parts: TargetParts) -> None:
-    """All nodes of a depth have the same children with Medusa."""
-    drafter, hearing = two_of_medusa(tmp_path / "medusa", parts), RecordingScorer()
+def test_no_tokens_below_the_last_head(tmp_path: Path, parts: TargetParts) -> None:
+    """With Medusa, all nodes of a depth have the same children."""
+    drafter, hearing = two_medusa_heads(tmp_path / "medusa", parts), RecordingScorer()
     children = drafter.expand(tree_below(IDS[-1]), [1, 2, 3, 6], hearing)
     assert len(hearing.recorded_logits) == 1
     assert (children.token[0] == children.token[1]).all()
@@ -218,42 +218,42 @@ def test_below_the_last_head_nothing_is_guessed(tmp_path: Path, parts: TargetPar
     assert drafter.expand(tree_below(IDS[-1]), [4], hearing).token.shape == (1, 0)
 
 
-def test_penalties_tell_paths_apart(tmp_path: Path, parts: TargetParts) -> None:
-    drafter = two_of_medusa(tmp_path, parts)
-    said, other, third, _ = drafter.expand(tree_below(IDS[-1]), [1], RecordingScorer()).token[0].tolist()
+def test_penalties_distinguish_paths(tmp_path: Path, parts: TargetParts) -> None:
+    drafter = two_medusa_heads(tmp_path, parts)
+    best, other, third, _ = drafter.expand(tree_below(IDS[-1]), [1], RecordingScorer()).token[0].tolist()
     candidates = GrowingTree(IDS[-1])
-    candidates.graft(0, Subtree([-1, -1], [said, other], [-1.0, -1.0]), source=0)
+    candidates.graft(0, Subtree([-1, -1], [best, other], [-1.0, -1.0]), source=0)
     processor = LogitsProcessor(SamplingParams(temperature=0, presence_penalty=0.5), VOCABULARY, [])
     children = drafter.expand(candidates, [1, 2], Scorer(processor, None, Calibration()))
     first, second = (
         dict(zip(tokens, scores, strict=True))
         for tokens, scores in zip(children.token.tolist(), children.x.tolist(), strict=True)
     )
-    fallen = (second[said] - second[third]) - (first[said] - first[third])
+    fallen = (second[best] - second[third]) - (first[best] - first[third])
     assert fallen == pytest.approx(0.5, abs=1e-4)
 
 
-def test_without_the_state_before_the_root_nothing_is_guessed(tmp_path: Path, parts: TargetParts) -> None:
+def test_no_tokens_without_the_state_before_the_root(tmp_path: Path, parts: TargetParts) -> None:
     medusa_file = write_head(tmp_path / "medusa", None, medusa_tensors(), "medusa_lm_head.pt")
     mlp_file = write_head(tmp_path / "mlp", mlp_config(), mlp_tensors())
     for drafter in (open_medusa(medusa_file).load(parts, 8), open_mlp(mlp_file).load(PARTS, 8)):
 
-        def guesses(drafter: Drafter = drafter) -> int:
+        def proposed(drafter: Drafter = drafter) -> int:
             drafter.start(IDS)
             return int(drafter.expand(tree_below(IDS[-1]), [0], RecordingScorer()).token.shape[1])
 
-        assert guesses() == 0
+        assert proposed() == 0
         drafter.observe(states(ROOT - 1))
-        assert guesses() == 0  # of an earlier position
+        assert proposed() == 0  # of an earlier position
         drafter.observe(states(1, ROOT - 1))
-        assert guesses() == 4
+        assert proposed() == 4
         drafter.rewind(ROOT)
-        assert guesses() == 4
+        assert proposed() == 4
         drafter.rewind(ROOT - 1)
-        assert guesses() == 0
+        assert proposed() == 0
 
 
-def test_a_tree_of_its_own_every_time(tmp_path: Path) -> None:
+def test_each_tree_is_computed_anew(tmp_path: Path) -> None:
     """Results of an earlier tree at the same nodes are not reused."""
     drafter = open_mlp(write_head(tmp_path, mlp_config(), mlp_tensors())).load(PARTS, 8)
     drafter.observe(states(ROOT))
@@ -267,7 +267,7 @@ def test_a_tree_of_its_own_every_time(tmp_path: Path) -> None:
     assert torch.equal(node_logits(drafter, IDS), first)
 
 
-def test_one_output_for_all_heads_and_a_map_of_tokens(tmp_path: Path, parts: TargetParts) -> None:
+def test_shared_output_matrix_and_token_map(tmp_path: Path, parts: TargetParts) -> None:
     tensors = vllm_names(medusa_tensors(rows=20))
     kept = torch.randperm(VOCABULARY)[:20]
     missing = ("lm_heads.1.weight", "lm_heads.2.weight")
@@ -275,13 +275,13 @@ def test_one_output_for_all_heads_and_a_map_of_tokens(tmp_path: Path, parts: Tar
     config = {"model_type": "medusa", "original_lm_head": True, "truncated_vocab_size": 20}
     head, features = open_medusa(write_head(tmp_path, config, {**stored, "token_map": kept})), states(ROOT)
     output = tensors["lm_heads.0.weight"]
-    for depth, logits in heard(head.load(parts, 8), features).items():
+    for depth, logits in logits_by_depth(head.load(parts, 8), features).items():
         expected = naive_medusa(medusa_tensors(rows=20), features.last[-1], depth, 1, output)
         torch.testing.assert_close(logits[kept], expected, rtol=1e-4, atol=1e-4)
         assert int(torch.isfinite(logits).sum()) == 20
 
 
-def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) -> None:
+def test_token_map_out_of_range(tmp_path: Path, parts: TargetParts) -> None:
     tensors = vllm_names(medusa_tensors(rows=20))
     for tokens, words in (
         (torch.arange(20) + VOCABULARY - 19, "does not have"),
@@ -289,14 +289,14 @@ def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) 
     ):
         with pytest.raises(DraftError, match=words):
             open_medusa(write_head(tmp_path, {"model_type": "medusa"}, {**tensors, "token_map": tokens}))
-    # A map is of no use without outputs.
+    # A map is useless without outputs.
     for index, tokens in enumerate((torch.empty(0), torch.zeros(2, 2), torch.tensor(1.5))):
         tensors = {**medusa_tensors(own=False), "token_map": tokens}
         head = open_medusa(write_head(tmp_path / str(index), MEDUSA_CONFIG, tensors))
-        assert set(heard(head.load(parts, 8), states(ROOT))) == {0, 1, 2}
+        assert set(logits_by_depth(head.load(parts, 8), states(ROOT))) == {0, 1, 2}
 
 
-def test_tokens_beyond_its_vocabulary_are_taken_for_its_last(tmp_path: Path) -> None:
+def test_unknown_tokens_are_embedded_as_the_last(tmp_path: Path) -> None:
     config = mlp_config(tied=True, vocab_size=4000)
     files = write_head(tmp_path, config, mlp_tensors(True, rows=4000))
     head = open_head(str(files), target_shape(vocabulary=4032), ignore_event)
@@ -327,7 +327,7 @@ def test_published_heads_open(tmp_path: Path) -> None:
     folder = write_hollow(tmp_path / "hollow", MLP_CONFIG, shapes)
     hollow = open_head(str(folder), target_shape(4096, 128256), ignore_event)
     assert hollow is not None and hollow.name == "mlp_speculator (4 heads)"
-    assert round(hollow.nbytes(0) / 4e9, 1) == 3.2, "its authors call it one of 3.2 billion numbers"
+    assert round(hollow.nbytes(0) / 4e9, 1) == 3.2, "its authors count 3.2 billion parameters"
 
     for tied, stages in ((False, 4), (True, 1)):
         folder = write_head(tmp_path / str(tied), None, mlp_tensors(tied), "head.bin")
@@ -340,7 +340,7 @@ def test_published_heads_open(tmp_path: Path) -> None:
 def test_weights_are_cast_to_the_targets_dtype(tmp_path: Path, parts: TargetParts) -> None:
     halves = {name: tensor.half() for name, tensor in medusa_tensors().items()}
     drafter = open_medusa(write_head(tmp_path, None, halves, "medusa_lm_head.pt")).load(parts, 8)
-    assert set(heard(drafter, states(ROOT))) == {0, 1, 2}
+    assert set(logits_by_depth(drafter, states(ROOT))) == {0, 1, 2}
 
 
 OF_MEDUSA = (MEDUSA_CONFIG, medusa_tensors())
@@ -371,7 +371,7 @@ OF_MLP = (mlp_config(), mlp_tensors())
         (OF_MLP, "speculator.proj.0.weight", torch.tensor(1.0), DraftError, "no matrix"),
     ],
 )
-def test_heads_with_a_part_missing_or_wrong(
+def test_heads_with_missing_or_wrong_parts(
     tmp_path: Path,
     head: tuple[dict[str, Any], Tensors],
     name: str,
@@ -386,7 +386,7 @@ def test_heads_with_a_part_missing_or_wrong(
     assert "\n" not in str(caught.value)
 
 
-def test_a_number_of_heads_that_is_none(tmp_path: Path) -> None:
+def test_invalid_number_of_heads(tmp_path: Path) -> None:
     for count in (0, 10**9, "4", True):
         with pytest.raises(DraftError, match="no number of heads"):
             open_mlp(write_head(tmp_path, mlp_config(n_predict=count), mlp_tensors()))
@@ -412,7 +412,7 @@ def test_heads_of_another_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "name"), [(OF_MEDUSA, "1.0.linear.weight"), (OF_MLP, "speculator.ln.2.bias")]
 )
-def test_weights_that_are_not_finite(tmp_path: Path, head: tuple[dict[str, Any], Tensors], name: str) -> None:
+def test_non_finite_weights(tmp_path: Path, head: tuple[dict[str, Any], Tensors], name: str) -> None:
     config, whole = head
     spoilt = whole[name].clone()
     spoilt[0] = torch.nan
@@ -425,9 +425,9 @@ def test_weights_that_are_not_finite(tmp_path: Path, head: tuple[dict[str, Any],
 PROMPT, TOKENS, DEPTH = [5, 9, 17, 33, 64, 20], 17, 3
 
 
-def knowing(folder: Path, ids: list[int]) -> Tensors:
+def write_oracle_heads(folder: Path, ids: list[int]) -> Tensors:
     """Return Medusa heads that reproduce these ids: their outputs are solved for.
-    As many of the target's states as there are ids are distinct.
+    There must be at least as many distinct target states as ids.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
@@ -443,10 +443,12 @@ def knowing(folder: Path, ids: list[int]) -> Tensors:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_heads_that_know_the_answer_are_accepted(folder: Path, device: torch.device, tmp_path: Path) -> None:
+def test_heads_that_predict_the_answer_are_accepted(
+    folder: Path, device: torch.device, tmp_path: Path
+) -> None:
     """Nothing is drafted before the first pass, and each pass yields one more token."""
     answer = reference(folder, PROMPT, TOKENS)
-    head = open_for_tiny(write_head(tmp_path, None, knowing(folder, [*PROMPT, *answer])))
+    head = open_for_tiny(write_head(tmp_path, None, write_oracle_heads(folder, [*PROMPT, *answer])))
     assert head is not None
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 
@@ -457,5 +459,5 @@ def test_heads_that_know_the_answer_are_accepted(folder: Path, device: torch.dev
         found = engine.generate(PROMPT, greedy)
         assert list(found.token_ids) == answer
         assert found.passes == 1 + (TOKENS - 1) // (DEPTH + 1)
-        other = [*PROMPT[:3], 70, 71]  # begins as the last did, and is not known
+        other = [*PROMPT[:3], 70, 71]  # begins like the last, and is unknown
         assert list(engine.generate(other, greedy).token_ids) == reference(folder, other, TOKENS)

@@ -30,9 +30,7 @@ def search(ids: list[int], path: list[int], longest: int = 4) -> list[int]:
     max_depth=st.integers(1, 12),
 )
 @settings(max_examples=100, deadline=None)
-def test_it_finds_what_a_search_finds(
-    ids: list[int], path: list[int], cut: int, most: int, max_depth: int
-) -> None:
+def test_lookup_equals_a_search(ids: list[int], path: list[int], cut: int, most: int, max_depth: int) -> None:
     lookup = NgramLookup()
     lookup.start(ids[: len(ids) // 2 + 1])
     lookup.start(ids)
@@ -46,7 +44,7 @@ def test_it_finds_what_a_search_finds(
     assert lookup.continuations(path, None, 9, -9.0, 9) == fresh.continuations(path, None, 9, -9.0, 9)
 
 
-def test_a_chain_ends_where_it_is_less_likely_than_the_floor() -> None:
+def test_chain_ends_below_the_probability_floor() -> None:
     lookup = NgramLookup()
     lookup.start([*range(50), 0])
     whole = lookup.continuations([], None, 40, -math.inf, 40)
@@ -60,7 +58,7 @@ def test_longer_matches_have_a_higher_probability() -> None:
     lookup.start([*range(50), 7])
     short = lookup.continuations([], None, 20, -math.inf, 20).log_prob
     long = lookup.continuations(list(range(8, 30)), None, 1, -math.inf, 1).log_prob
-    assert list(short) == sorted(short)  # each guess that holds makes the match longer
+    assert list(short) == sorted(short)  # each accepted token extends the match
     assert long[0] == short[-1]
 
 

@@ -1,4 +1,4 @@
-"""Texts kept by lookups: intact after Ctrl-C at any line, and never longer than the limit."""
+"""Texts stored by lookups: intact after Ctrl-C at any line, and never longer than the limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT = 80  # of the suffix lookup
 STEPS: list[Step] = [
     ("add_text", [1, 2, 4, 1, 2, 4, 3]),
     ("start", SPEECH),
-    *SIDEWAYS * 4,  # here there is too much
+    *SIDEWAYS * 4,  # beyond the limit
     ("start", [*SPEECH, 3, 1, 2]),
     ("add_text", [3, 1, 2, 0, 2, 0]),
     ("rewind", 5),
@@ -50,7 +50,7 @@ def fed(party: Party, steps: Sequence[Step]) -> Party:
     return party
 
 
-def said(party: Party) -> Said:
+def drafted_paths(party: Party) -> Said:
     """Return the drafted continuations of some paths, and the log-probability of the last token."""
     found: Said = []
     for path in ([], [2], [4], [0, 1]):
@@ -62,7 +62,7 @@ def said(party: Party) -> Said:
     return found
 
 
-def broken_off(call: Callable[[], None], line: int) -> bool:
+def interrupted(call: Callable[[], None], line: int) -> bool:
     """Return whether that line exists, counted in order of execution: Ctrl-C comes before it."""
 
     def trace(frame: FrameType, event: str, _: object) -> object:
@@ -86,37 +86,39 @@ def broken_off(call: Callable[[], None], line: int) -> bool:
 
 
 @pytest.mark.parametrize("made", [lambda: SuffixLookup(LIMIT), NgramLookup], ids=["suffix", "lookup"])
-def test_ctrl_c_at_any_line_leaves_the_texts_as_they_were_or_as_they_are_to_be(
+def test_ctrl_c_at_any_line_leaves_texts_before_or_after_the_step(
     made: Callable[[], Party],
 ) -> None:
-    whole = [said(fed(made(), STEPS[:taken])) for taken in range(len(STEPS) + 1)]
+    whole = [drafted_paths(fed(made(), STEPS[:taken])) for taken in range(len(STEPS) + 1)]
     for done, step in enumerate(STEPS):
         before, after = whole[done : done + 2]
         for line in count(done % 7, 7):
             party = fed(made(), STEPS[:done])
-            if not broken_off(partial(take, party, step), line):
+            if not interrupted(partial(take, party, step), line):
                 break
-            if step[0] == "add_text" or line % 2:  # else what comes next is the same again
-                now = said(party)
+            if step[0] == "add_text" or line % 2:  # else the next step is the same again
+                now = drafted_paths(party)
                 assert now in (before, after), (step, line)
                 if now == after:
                     continue
             take(party, step)
-            assert said(party) == after, (step, line)
+            assert drafted_paths(party) == after, (step, line)
 
 
-def test_texts_built_anew_count_as_before_and_of_a_forgotten_beginning_the_rest_counts() -> None:
+def test_rebuilt_texts_count_as_before() -> None:
     steps: list[Step] = [("add_text", [*range(1000, 1300)]), ("start", SPEECH), *SIDEWAYS * 7]
-    assert said(fed(SuffixLookup(400), steps)) == said(fed(SuffixLookup(), steps)) != [{}] * 4
+    assert (
+        drafted_paths(fed(SuffixLookup(400), steps)) == drafted_paths(fed(SuffixLookup(), steps)) != [{}] * 4
+    )
     ids = [*range(100, 112)]
     cut = fed(SuffixLookup(32), [("add_text", [*range(5)]), ("start", [*ids, 7, 8, 7, 8]), ("rewind", 12)])
     new = fed(SuffixLookup(), [("add_text", [7, 8, 7, 8])])
     for party in (cut, new):
         party.start([*ids, 7])
-    assert said(cut) == said(new) != [{}] * 4
+    assert drafted_paths(cut) == drafted_paths(new) != [{}] * 4
 
 
-def test_however_often_the_ids_go_back_no_more_than_the_limit_is_kept() -> None:
+def test_rewinds_never_exceed_the_limit() -> None:
     lookup = SuffixLookup(limit=300)
     ids = [*range(500)]
     for length in (*range(499, 300, -1), *[310] * 50, *range(309, 100, -1)):

@@ -13,7 +13,7 @@ LENGTHS = (1, 2, 3, 4, 5, 7, 11, 17)
 SHARES = ((1, 1), (1, 2), (1, 4), (1, 9), (2, 2), (2, 3), (2, 7), (2, 50), (8, 8), (8, 9), (8, 30), (8, 99))
 
 
-def test_each_case_has_a_bucket_of_its_own() -> None:
+def test_each_case_has_its_own_bucket() -> None:
     cases = product(LENGTHS, SHARES, (True, False))
     found = [bucket(length, count, total, longest) for length, (count, total), longest in cases]
     assert sorted(found) == list(range(BUCKETS))
@@ -21,7 +21,7 @@ def test_each_case_has_a_bucket_of_its_own() -> None:
         assert bucket(*one, True) == bucket(*other, True), "cases that are much alike share one"
 
 
-def test_the_prior_favours_longer_and_surer_matches() -> None:
+def test_prior_favours_longer_and_more_certain_matches() -> None:
     matches = MatchAcceptance()
     by_length = [matches.probability(bucket(length, 1, 1, True)) for length in LENGTHS]
     assert by_length == sorted(by_length) and 0.0 < by_length[0] < 0.5 and 0.9 < by_length[-1] < 1.0

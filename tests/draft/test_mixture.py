@@ -37,9 +37,9 @@ def _subtree(random: np.random.Generator) -> Subtree:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 100_000))
-def test_a_node_scores_as_its_path_for_any_sources(seed: int) -> None:
-    """Against the definition: mixed probabilities of all siblings, summed along the path; siblings
-    distinct.
+def test_node_scores_are_path_probabilities(seed: int) -> None:
+    """Compared with the definition: mixed probabilities of all siblings, summed along the path.
+    Siblings are distinct.
     """
     random = np.random.default_rng(seed)
     candidates, blend = GrowingTree(5, 3), MixtureWeights(3, lookups_from=2)
@@ -70,7 +70,7 @@ def test_a_node_scores_as_its_path_for_any_sources(seed: int) -> None:
         siblings = candidates.children(above)
         said = candidates.source_log_probs[:, siblings]
         spoke = np.asarray(~np.isnan(said).all(axis=1))
-        assert (np.isnan(said) == ~spoke[:, None]).all(), "who speaks of one child speaks of all"
+        assert (np.isnan(said) == ~spoke[:, None]).all(), "a source scores all siblings or none"
         blended = np.minimum(blend.combine(said), 0.0)
         given_parent = said[spoke][0] if spoke.sum() == 1 else blended
         expected = candidates.score[above] + given_parent[siblings.tolist().index(node)]
@@ -88,15 +88,15 @@ def _below(candidates: GrowingTree, node: int) -> list[int]:
     return found[1:]
 
 
-def test_a_lookup_leaves_the_remaining_probability_to_others() -> None:
+def test_lookup_leaves_the_remaining_probability_to_others() -> None:
     """The lookup gives 0.6 and leaves 0.4, distributed by the drafter; it has a sixth of the weight."""
     said = np.array([np.log([0.9, 0.1]), [np.log(0.6), -np.inf]], np.float32)
     likely = np.exp(MixtureWeights(2, lookups_from=1).combine(said))
     assert likely == pytest.approx([5 / 6 * 0.9 + (0.6 + 0.4 * 0.9) / 6, 5 / 6 * 0.1 + 0.4 * 0.1 / 6])
 
 
-def test_a_source_that_did_not_expand_a_node_has_no_opinion() -> None:
-    """Two of three sources expand the root; the third was not asked, which is not an opinion."""
+def test_source_that_did_not_expand_a_node_is_ignored() -> None:
+    """Two of three sources expand the root; the third was not called, so it does not count."""
     tree, blend = GrowingTree(5, 3), MixtureWeights(3, lookups_from=3)
     tree.extend(np.array([0]), np.array([[1, 2]]), np.log([[0.6, 0.3]]), -np.inf, 0, blend)
     tree.extend(np.array([0]), np.array([[2, 3]]), np.log([[0.5, 0.4]]), -np.inf, 1, blend)
@@ -115,16 +115,18 @@ def test_weights_follow_the_better_source() -> None:
         blend.learn(said, int(random.choice(3, p=good / good.sum())))
     assert np.exp(blend.combine(said)) == pytest.approx(good, abs=0.08)
     alone = np.stack([said[0], np.full(3, np.nan, np.float32)])
-    assert np.exp(blend.combine(alone)) == pytest.approx(bad), "who speaks alone is believed"
+    assert np.exp(blend.combine(alone)) == pytest.approx(bad), "a single source is taken as is"
     unsure = np.log(np.array([[0.9], [0.2]], np.float32))
     for _ in range(40):
         blend.learn(unsure, None)
-    assert np.exp(blend.combine(unsure))[0] < 0.3, "none was picked, as the second had it"
+    assert np.exp(blend.combine(unsure))[0] < 0.3, "no token was picked, as the second source predicted"
     said = np.log(np.array([[0.9, 0.09], [0.09, 0.9]], np.float32))
-    assert np.exp(MixtureWeights(2, lookups_from=0).combine(said)).sum() <= 1.0, "no more than one in all"
+    assert np.exp(MixtureWeights(2, lookups_from=0).combine(said)).sum() <= 1.0, (
+        "probabilities sum to at most one"
+    )
 
 
-def test_a_found_chain_is_judged_by_the_drafter_in_one_step() -> None:
+def test_chain_of_a_lookup_is_scored_by_the_drafter_in_one_step() -> None:
     table = random_table(4, 1.0, WORDS)
     drafter, lookup = TableDrafter(table), ChainLookup([3, 1, 4, 1, 5], 0.99)
     mixture = Mixture([Source("table", drafter, greedy_scorer(WORDS))], [lookup])
@@ -136,7 +138,7 @@ def test_a_found_chain_is_judged_by_the_drafter_in_one_step() -> None:
     assert set(growth.tree.source.tolist()) == {0, 1}
 
 
-def test_a_lookup_alone_grows_what_it_knows_and_is_taught() -> None:
+def test_single_lookup_proposes_and_learns() -> None:
     lookup = ChainLookup([3, 1, 4], 0.9)
     mixture = Mixture([], [lookup])
     growth = grow(mixture, [0, 2], GrowthPolicy(40, 8), max_depth=2)
@@ -146,10 +148,8 @@ def test_a_lookup_alone_grows_what_it_knows_and_is_taught() -> None:
     assert mixture.main is None
 
 
-def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
-    """Both sources proposed two of five accepted nodes; then the first alone proposed one, the second the
-    rest.
-    """
+def test_all_sources_of_accepted_nodes_are_credited() -> None:
+    """Both sources proposed two of five accepted nodes; then the first proposed one, the second the rest."""
     guessed = np.array([[True, True, True, False, False], [True, True, False, True, True]])
     standing = SourceStats.of(1, 1)
     mixture = Mixture(
@@ -159,14 +159,14 @@ def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
     mixture.stats = standing
     asked = GrowthStats((0, 1), {0: 0.2, 1: 0.001})
     mixture.end_pass(asked, guessed, 6, 9.0, link=0.5)
-    assert standing.seconds == 0.0, "a first pass, with the prompt in it, counts for nobody"
+    assert standing.seconds == 0.0, "the first pass, which includes the prompt, is not counted"
     mixture.end_pass(asked, guessed, 6, 1.0, link=0.5)
     assert standing.seconds == 1.0 and standing.tokens == 6.0
     assert [worth.gain for worth in standing.backoffs] == [3.0, 2.0]
     assert [worth.seconds for worth in standing.backoffs] == [0.2, 0.001]
 
 
-def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
+def test_slow_source_is_paused_and_retried() -> None:
     worth = Backoff()
     for _ in range(20):
         worth.observe(seconds=0.5, gain=0.1)
@@ -178,9 +178,9 @@ def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
     while worth.paused:
         worth.skip_pass()
         rested += 1
-    assert rested == 16 and not worth.should_pause(3.0, 1.0, 0.0), "it has yet to be seen"
+    assert rested == 16 and not worth.should_pause(3.0, 1.0, 0.0), "not enough observations yet"
     worth.observe(seconds=60.0, gain=0.0)
-    assert worth.seconds == 0.0, "catching up is not what it costs"
+    assert worth.seconds == 0.0, "catching up does not count as its cost"
     for _ in range(4):
         worth.observe(seconds=0.5, gain=0.0)
     assert worth.should_pause(tokens=3.0, seconds=1.0, link=0.0)
@@ -188,16 +188,16 @@ def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
     assert worth.paused_passes == 32, "longer each time"
     for _ in range(60):
         worth.observe(seconds=0.5, gain=2.0)
-    assert not worth.should_pause(tokens=3.0, seconds=1.0, link=0.0), "it has proved its worth"
+    assert not worth.should_pause(tokens=3.0, seconds=1.0, link=0.0), "it pays again"
     worth.pause()
     assert worth.paused_passes == 16, "a short time again"
     for _ in range(9):
         worth.pause()
-    assert worth.paused_passes == 128, "and never for ever"
+    assert worth.paused_passes == 128, "pauses are bounded"
 
 
 class SilentDrafter(TableDrafter):
-    """A drafter without predictions: children of no node or, with `row`, empty rows."""
+    """A drafter without predictions: no children of any node, or with `row`, empty rows."""
 
     row = False
 
@@ -209,13 +209,13 @@ class SilentDrafter(TableDrafter):
 
 
 @pytest.mark.parametrize("row", [False, True])
-def test_no_prediction_is_not_an_opinion(row: bool) -> None:
+def test_missing_predictions_are_ignored(row: bool) -> None:
     drafter, lookup = SilentDrafter(random_table(4, 1.0, WORDS)), ChainLookup([3, 1, 4, 1, 5], 0.9)
     drafter.row = row
     mixture = Mixture([Source("silent", drafter, greedy_scorer(WORDS))], [lookup])
     growth = grow(mixture, [0, 2], GrowthPolicy(40, 8, min_gain=0.0), max_depth=12)
     assert growth.tree.score == pytest.approx(np.log(0.9) * np.arange(6), abs=1e-5)
-    assert len(drafter.steps) == 1, "who has nothing to say is not asked again"
+    assert len(drafter.steps) == 1, "a source without predictions is not called again"
     growth.learn(mixture, [0, 1], [3, 7])
     assert np.exp(mixture.weights.combine(np.array([[np.nan], [np.log(0.9)]], np.float32))) == pytest.approx(
         0.9
@@ -231,7 +231,7 @@ class ShallowDrafter(SilentDrafter):
         return super().expand(candidates, nodes, scorer)
 
 
-def test_a_source_without_predictions_for_some_nodes_expands_others() -> None:
+def test_source_may_expand_only_some_nodes() -> None:
     drafter = ShallowDrafter(random_table(4, 1.0, WORDS))
     grow(
         Mixture.single(drafter, greedy_scorer(WORDS)), [0, 2], GrowthPolicy(12, 2, min_gain=0.0), max_depth=5
@@ -240,7 +240,7 @@ def test_a_source_without_predictions_for_some_nodes_expands_others() -> None:
 
 
 def test_nodes_are_credited_to_sources_likely_enough_for_the_tree() -> None:
-    """The lookup is sure of a token that the drafter ranks last: its acceptance is credited to the lookup."""
+    """The lookup is certain of a token that the drafter ranks last: the lookup gets the credit."""
     table = torch.full((WORDS, WORDS), 0.0)
     table[:, 3] = -9.0
     mixture = Mixture([Source("t", TableDrafter(table), greedy_scorer(WORDS))], [ChainLookup([3], 0.95)])
@@ -260,4 +260,4 @@ def test_paused_sources_are_not_called() -> None:
     assert growth.tree.token.tolist() == [2, 3, 1]
     alone = Mixture.single(drafter, greedy_scorer(WORDS))
     alone.stats.backoffs[0].pause()
-    assert alone.active() == (0,), "one that is by itself never rests"
+    assert alone.active() == (0,), "a single source is never paused"

@@ -50,7 +50,7 @@ def run(target: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
 def opened(folder: Path, device: torch.device = CPU) -> tuple[OpenedHead, LoadedModel]:
     target = open_model(folder, device=device)
     load_all(target, 64)
-    run(target, IDS)  # as always before there are features
+    run(target, IDS)  # as always before states are available
     head = open_mtp(open_checkpoint(str(folder)), shape_of(target))
     assert head is not None
     return head, target
@@ -68,7 +68,7 @@ def observe(drafter: Drafter, states: torch.Tensor, start: int) -> None:
     ],
     indirect=["device"],
 )
-def test_guesses_are_those_of_the_published_formulas(
+def test_predictions_follow_the_published_formulas(
     layout: str, family: str, overrides: dict[str, Any], device: torch.device, tmp_path: Path
 ) -> None:
     folder = write_with_mtp(tmp_path / "model", layout, family, overrides)
@@ -93,7 +93,7 @@ def test_guesses_are_those_of_the_published_formulas(
     target.close()
 
 
-def test_a_packed_module_is_unpacked_as_it_is_loaded(tmp_path: Path) -> None:
+def test_packed_module_is_dequantized_when_loaded(tmp_path: Path) -> None:
     """With a packed target, as in a checkpoint quantized as a whole."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     source = write_with_mtp(tmp_path / "model", "deepseek", "llama", sizes)
@@ -123,7 +123,7 @@ def test_memory_is_known_before_loading(tmp_path: Path) -> None:
         for name, tensor in load_file(folder / "model.safetensors").items()
         if "mtp_layers" in name
     )
-    kv, state = 2 * 2 * 8 * 4, 32 * 4  # a position: keys and values of two heads of 8, and a state
+    kv, state = 2 * 2 * 8 * 4, 32 * 4  # per position: keys and values of two heads of 8, and a state
     assert head.nbytes(10) - head.nbytes(0) == 10 * (kv + state)
     assert size <= head.nbytes(0) < size + 2 * 4096 + 4096
     ordinary = write_model(tmp_path / "ordinary")

@@ -1,6 +1,4 @@
-"""Sampled draft tokens: distributed as the draft's probabilities, reproducible, and valid for Sequoia's
-rule.
-"""
+"""Sampled draft tokens: distributed as the draft's probabilities, reproducible, valid for Sequoia."""
 
 from collections import Counter
 from itertools import permutations
@@ -19,7 +17,7 @@ def _processor(size: int, **params: float) -> LogitsProcessor:
     return LogitsProcessor(SamplingParams(**({"temperature": 1.0} | params)), size, [])
 
 
-def test_children_are_drawn_by_the_draft_s_law() -> None:
+def test_children_follow_the_drafts_distribution() -> None:
     """Ordered pairs, compared with drawing without replacement."""
     law = torch.tensor([8.0, 4.0, 2.0, 1.0]) / 15
     scorer = SamplingScorer(_processor(4), 7, Calibration(), 2)
@@ -29,7 +27,7 @@ def test_children_are_drawn_by_the_draft_s_law() -> None:
     assert p_value(found, exact) > 1e-3
 
 
-def test_every_row_is_drawn_apart_and_a_seed_draws_the_same_again() -> None:
+def test_rows_are_independent_and_reproducible() -> None:
     logits = torch.zeros(6, 50)
     drawn = [
         SamplingScorer(_processor(50), seed, Calibration()).children(logits, [], [9] * 6).token.tolist()
@@ -39,11 +37,11 @@ def test_every_row_is_drawn_apart_and_a_seed_draws_the_same_again() -> None:
     assert len({tuple(row) for row in drawn[0]}) == 6
     scorer = SamplingScorer(_processor(50), 3, Calibration())
     halves = [scorer.children(logits[:3], [], [9] * 3).token.tolist() for _ in range(2)]
-    assert halves[0] + halves[1] == drawn[0], "how many rows come together changes nothing"
+    assert halves[0] + halves[1] == drawn[0], "the batch size changes nothing"
 
 
-def test_children_carry_the_scores_they_were_drawn_from() -> None:
-    """Penalties and temperature, no filters; a row with non-finite values offers nothing."""
+def test_children_carry_their_scores() -> None:
+    """Penalties and temperature, no filters; a row with non-finite values proposes nothing."""
     params = SamplingParams(temperature=0.5, top_k=1, repetition_penalty=1.3)
     processor = LogitsProcessor(params, 6, [1])
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
@@ -60,7 +58,7 @@ def test_children_carry_the_scores_they_were_drawn_from() -> None:
     assert not np.isfinite(found.log_prob[1]).any()
 
 
-def test_a_child_is_as_likely_as_its_rank() -> None:
+def test_child_probability_by_rank() -> None:
     calibration = Calibration()
     for _ in range(400):
         calibration.table.observe(1, np.zeros(4, np.float32), 1)

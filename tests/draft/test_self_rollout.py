@@ -59,7 +59,7 @@ def same(found: Sequence[RecordedTree], expected: Sequence[RecordedTree]) -> Non
         assert np.array_equal(one.parent, other.parent) and np.array_equal(one.score, other.score)
 
 
-class _Listening:
+class _RecordingDrafter:
     """A drafter that records the text below which each tree was grown."""
 
     def __init__(self, inner: LMDrafter) -> None:
@@ -73,8 +73,8 @@ class _Listening:
         return getattr(self.inner, name)
 
 
-def test_the_text_is_the_draft_s_own_output(drafter: LMDrafter, folder: Path) -> None:
-    listening = _Listening(drafter)
+def test_text_is_the_drafts_own_output(drafter: LMDrafter, folder: Path) -> None:
+    listening = _RecordingDrafter(drafter)
     found = _preview(listening)
     answer = reference(folder, PROMPT, 60)
     assert len(found) == 4 and len(listening.texts) == 5
@@ -91,12 +91,14 @@ def test_trees_are_complete_and_reproducible(drafter: LMDrafter, temperature: fl
     assert [len(tree.parent) for tree in found] == [32] * 4
     for tree in found:
         assert tree.parent[0] == -1 and (tree.parent[1:] < np.arange(1, 32)).all()
-        assert (tree.score[1:] <= tree.score[tree.parent[1:]] + 1e-6).all(), "no path gains on its start"
+        assert (tree.score[1:] <= tree.score[tree.parent[1:]] + 1e-6).all(), (
+            "no path becomes more likely than its start"
+        )
     again = _preview(drafter, 2, temperature)
-    same(again, found[:2])  # fewer trees are the first of more
+    same(again, found[:2])  # fewer trees are a prefix of more
 
 
-def test_the_cache_is_left_empty(drafter: LMDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_empty_afterwards(drafter: LMDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
     _preview(drafter)
     assert drafter._model.cache.length == 0
     real, calls = LMDrafter.expand, iter(range(100))
@@ -112,8 +114,8 @@ def test_the_cache_is_left_empty(drafter: LMDrafter, monkeypatch: pytest.MonkeyP
     assert drafter._model.cache.length == 0 and torch.is_grad_enabled()
 
 
-def test_a_tree_that_cannot_be_filled_ends_it() -> None:
-    """Each word has a single next word: there is no tree of 32 nodes within reach."""
+def test_unfillable_tree_ends_the_rollout() -> None:
+    """Each word has only one next word, so a tree of 32 nodes is out of reach."""
     table = torch.full((WORDS, WORDS), -torch.inf)
     table[torch.arange(WORDS), (torch.arange(WORDS) + 1) % WORDS] = 0.0
     scorer = Scorer(LogitsProcessor(SamplingParams(), WORDS, []), None, Calibration(), 2)
@@ -121,23 +123,23 @@ def test_a_tree_that_cannot_be_filled_ends_it() -> None:
     drafter = TableDrafter(table)
     assert self_rollout(Mixture.single(drafter, scorer), [1, 2], policy, STRIDE, 3, room=100) == []
     assert drafter.rewound == [0, 0] and sum(map(len, drafter.steps)) <= 98, (
-        "and no deeper than there is room"
+        "no deeper than the context allows"
     )
 
 
-def test_a_preview_near_the_end_of_the_context_changes_no_answer(folder: Path) -> None:
+def test_rollout_near_the_end_of_the_context_changes_no_answer(folder: Path) -> None:
     prompt = _long(61)
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=3, ignore_eos=True)
     with tiny_engine(folder, "none", budget=1, context=64) as alone:
         expected = alone.generate(prompt, params).token_ids
     with tiny_engine(folder, folder, budget=64, context=64, lean=False) as engine:
         assert engine.generate(prompt, params).token_ids == expected
-        assert len(engine.preview(prompt, params, trees=9)) < 9, "there is no room for so many"
+        assert len(engine.preview(prompt, params, trees=9)) < 9, "there is not enough space"
         assert len(engine.preview(prompt[:9], params, trees=2)) == 2
         assert engine.generate(prompt, params).token_ids == expected
 
 
-def test_a_table_of_positions_is_not_left(tmp_path: Path) -> None:
+def test_position_table_is_not_exceeded(tmp_path: Path) -> None:
     """With a position table, nothing lies beyond the last position."""
     model = write_model(tmp_path / "model", "gpt2", max_position_embeddings=64, n_positions=64)
     params = SamplingParams(seed=2, max_tokens=9, ignore_eos=True)
@@ -151,7 +153,7 @@ def _long(length: int) -> list[int]:
     return [3 + (7 * i * i + i) % 90 for i in range(length)]
 
 
-def test_previews_of_an_engine(folder: Path) -> None:
+def test_rollouts_of_an_engine(folder: Path) -> None:
     """Rollouts learn nothing and are reproducible: the draft's cache of another prompt is not used."""
     params = SamplingParams(seed=2, max_tokens=20, ignore_eos=True)
     with tiny_engine(folder, folder, budget=64) as engine:
@@ -159,11 +161,11 @@ def test_previews_of_an_engine(folder: Path) -> None:
         known = engine.drafting.calibration(engine.sources[0], 0.0, True)
         passes = known.passes
         before = engine.preview(PROMPT, params, trees=2)
-        assert len(before) == 2 and known.passes == passes, "nothing was tried, so nothing is learnt"
+        assert len(before) == 2 and known.passes == passes, "nothing was tried, so nothing is learned"
         assert engine.generate(PROMPT, params).token_ids == expected.token_ids
     with tiny_engine(folder, folder, budget=64) as engine:
         before = engine.preview(PROMPT, params, trees=2)
-        engine.generate(_long(30), replace(params, temperature=1.0))  # at this one's nothing is learnt
+        engine.generate(_long(30), replace(params, temperature=1.0))  # the rollout learns nothing
         same(engine.preview(PROMPT, params, trees=2), before)
     with tiny_engine(folder, "none", budget=1) as engine:
         assert engine.preview(PROMPT, params) == []

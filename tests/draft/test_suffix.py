@@ -32,8 +32,8 @@ def depths(subtree: Subtree) -> list[int]:
     return found
 
 
-def likeliest(subtree: Subtree) -> list[int]:
-    """Return the tokens along the likeliest children."""
+def most_likely(subtree: Subtree) -> list[int]:
+    """Return the tokens along the most likely children."""
     path: list[int] = []
     node = -1
     while children := [i for i, parent in enumerate(subtree.parent) if parent == node]:
@@ -55,7 +55,7 @@ def below(lookup: SuffixLookup, path: list[int] | None = None, noise: GumbelNois
     seed=st.none() | st.integers(0, 2**64 - 1),
 )
 @settings(max_examples=80, deadline=None)
-def test_a_subtree_keeps_its_limits(
+def test_subtree_respects_its_limits(
     ids: list[int], path: list[int], most: int, floor: float, max_depth: int, seed: int | None
 ) -> None:
     lookup = SuffixLookup()
@@ -76,24 +76,27 @@ def test_a_subtree_keeps_its_limits(
         assert sorted(scores(few)) == pytest.approx(sorted(sorted(scores(more))[-len(few.token) :]))
 
 
-def test_a_copied_passage_is_drafted_to_its_end() -> None:
+def test_copied_passage_is_drafted_to_its_end() -> None:
     lookup = SuffixLookup()
     lookup.start([*PASSAGE, 1, 2, *PASSAGE[:20]])
-    found = likeliest(below(lookup))
+    found = most_likely(below(lookup))
     assert len(found) >= 60 and found == [*PASSAGE[20:], 1, 2, *PASSAGE][: len(found)]
 
 
-def test_a_path_leads_on_and_where_it_leaves_the_text_shorter_matches_speak() -> None:
+def test_path_extends_the_match_with_fallback_to_shorter_ones() -> None:
     lookup = SuffixLookup()
     lookup.start([1, 2, 3, 4, 9, 3, 7, 9, 1, 2])
-    assert likeliest(below(lookup))[0] == 3
-    assert likeliest(below(lookup, [3]))[0] == 4  # as after 1 2 3, though 7 came later
-    assert likeliest(below(lookup, [8, 3]))[0] in (4, 7)  # 8 3 is new, and 3 alone goes on with both
+    assert most_likely(below(lookup))[0] == 3
+    assert most_likely(below(lookup, [3]))[0] == 4  # as after 1 2 3, though 7 came later
+    assert most_likely(below(lookup, [8, 3]))[0] in (
+        4,
+        7,
+    )  # 8 3 is new, and both tokens have followed 3 alone
     assert {*below(lookup, [8, 3]).token} >= {4, 7}
     assert below(lookup, [55]).token == []
 
 
-def test_nothing_is_guessed_where_nothing_was_seen_before() -> None:
+def test_unseen_text_gives_no_tokens() -> None:
     lookup = SuffixLookup()
     lookup.start([1, 2, 3])
     assert below(lookup).token == []
@@ -104,56 +107,56 @@ def test_nothing_is_guessed_where_nothing_was_seen_before() -> None:
     assert below(lookup).token
     lookup.close()
     lookup.start([1, *PASSAGE[:9]])
-    assert below(lookup).token == [], "what is closed has forgotten everything"
+    assert below(lookup).token == [], "a closed lookup has no texts"
 
 
 def test_rewound_text_is_found_at_the_new_position() -> None:
     lookup = SuffixLookup()
     lookup.start([1, 2, *PASSAGE])
     lookup.rewind(12)
-    lookup.start([1, 2, *PASSAGE[:10], 5])  # the new text goes another way
+    lookup.start([1, 2, *PASSAGE[:10], 5])  # the new text continues differently
     assert below(lookup).token == []
     lookup.start([1, 2, *PASSAGE[:10], 5, *PASSAGE[30:40]])
-    assert likeliest(below(lookup)) == PASSAGE[40:]
+    assert most_likely(below(lookup)) == PASSAGE[40:]
     lookup.rewind(0)
     lookup.start([8, *PASSAGE[:10]])
-    assert likeliest(below(lookup))[:20] == PASSAGE[10:30]
+    assert most_likely(below(lookup))[:20] == PASSAGE[10:30]
     lookup = SuffixLookup()
     lookup.start([1, 2, 3, *PASSAGE])
     lookup.rewind(2)
     lookup.start([1, 2, 3])  # the same prompt again
-    assert likeliest(below(lookup)) == PASSAGE[: len(likeliest(below(lookup)))] != []
+    assert most_likely(below(lookup)) == PASSAGE[: len(most_likely(below(lookup)))] != []
 
 
-def test_texts_that_were_added_are_found_and_do_not_run_into_each_other() -> None:
+def test_added_texts_are_found_and_separate() -> None:
     lookup = SuffixLookup()
     lookup.add_text(PASSAGE[:50])
     lookup.add_text(PASSAGE[50:])
     lookup.start([3, *PASSAGE[40:45]])
-    assert likeliest(below(lookup)) == PASSAGE[45:50]
-    lookup.add_text([3, *PASSAGE[40:45], 77])  # after the start, too
-    assert likeliest(below(lookup)) == [77]
+    assert most_likely(below(lookup)) == PASSAGE[45:50]
+    lookup.add_text([3, *PASSAGE[40:45], 77])  # also after the start
+    assert most_likely(below(lookup)) == [77]
 
 
-def test_the_oldest_texts_go_when_there_are_too_many() -> None:
+def test_oldest_texts_are_evicted() -> None:
     lookup = SuffixLookup(limit=300)
     for first in range(0, 1000, 100):
         lookup.add_text(range(first, first + 100))
     lookup.start([5000, 5001, 910, 911])
-    assert likeliest(below(lookup))[0] == 912
+    assert most_likely(below(lookup))[0] == 912
     lookup.start([5000, 5001, 910, 911, 10, 11])
     assert below(lookup).token == []
 
 
-def test_a_text_beyond_the_limit_can_grow() -> None:
+def test_text_beyond_the_limit_can_grow() -> None:
     lookup = SuffixLookup(limit=200)
     ids = [*range(100), *range(1000, 1250), *range(1200, 1220)]
     for end in range(10, len(ids) + 1, 10):
         lookup.start(ids[:end])
-    assert likeliest(below(lookup))[:5] == [1220, 1221, 1222, 1223, 1224]
+    assert most_likely(below(lookup))[:5] == [1220, 1221, 1222, 1223, 1224]
     lookup.rewind(50)
     lookup.start([*ids[:50], 1200, 1201])
-    assert likeliest(below(lookup))[:2] == [1202, 1203]
+    assert most_likely(below(lookup))[:2] == [1202, 1203]
 
 
 def test_probabilities_follow_acceptance() -> None:
@@ -172,7 +175,7 @@ def test_probabilities_follow_acceptance() -> None:
     assert surest[True] > 0.97 and surest[False] < 0.1
 
 
-def test_long_matches_that_come_true_say_nothing_of_short_ones() -> None:
+def test_acceptance_of_long_matches_does_not_affect_short_ones() -> None:
     lookup = SuffixLookup()
     lookup.start([*PASSAGE, 500, *PASSAGE[:20]])
     before = max(below(lookup, [777, PASSAGE[5]]).log_prob)
@@ -182,12 +185,12 @@ def test_long_matches_that_come_true_say_nothing_of_short_ones() -> None:
     assert max(below(lookup, [777, PASSAGE[5]]).log_prob) == pytest.approx(before)
 
 
-def test_with_noise_the_target_s_favourites_come_first() -> None:
+def test_noise_orders_tokens_by_the_targets_choice() -> None:
     lookup = SuffixLookup()
     lookup.start([1, 2, 8, 1, 3, 8, 1, 4, 8, 1, 5, 8, 1])
     noise = GumbelNoise(11, 16)
     subtree = below(lookup, [], noise)
     firsts = [token for parent, token in zip(subtree.parent, subtree.token, strict=True) if parent == -1]
-    row = noise.row(13)  # of the first token behind the thirteen ids
+    row = noise.row(13)  # of the first token after the thirteen ids
     best = max((2, 3, 4, 5), key=lambda token: float(row[token]))
-    assert best in firsts and likeliest(subtree)[0] == best
+    assert best in firsts and most_likely(subtree)[0] == best

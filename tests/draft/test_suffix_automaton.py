@@ -17,7 +17,7 @@ Text = tuple[int, ...]
 
 @dataclass
 class Texts:
-    """The automaton and a reference: each prefix of a text, and how often it was added."""
+    """The automaton and a reference: each prefix of a text, and its number of occurrences."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     added: Counter[Text] = field(default_factory=Counter)
@@ -60,14 +60,14 @@ def _agrees(texts: Texts, text: Text, state: int, matched: int) -> None:
     assert followed(texts.automaton, state) == texts.continuations(longest)
 
 
-# Few tokens, so that much is repeated; a number below 0 goes back in the text, or starts another at the root.
+# Few tokens, for many repeats; a negative number goes back in the text, or starts another at the root.
 steps = st.lists(st.integers(-4, 4), max_size=28)
 tokens = st.lists(st.integers(0, 4), max_size=8)
 
 
 @given(steps=steps, path=tokens)
 @settings(max_examples=120, deadline=None)
-def test_the_longest_known_suffix_and_what_followed_it(steps: list[int], path: list[int]) -> None:
+def test_longest_known_suffix_and_its_continuations(steps: list[int], path: list[int]) -> None:
     texts = Texts()
     text: Text = ()
     for step in steps:
@@ -82,7 +82,7 @@ def test_the_longest_known_suffix_and_what_followed_it(steps: list[int], path: l
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_suffix_by_suffix_down_to_the_root(seed: int) -> None:
+def test_shorter_suffixes_down_to_the_root(seed: int) -> None:
     """For every text, once all are added: passages that share positions at first may differ later."""
     chance, texts = random.Random(seed), Texts()
     text: Text = ()
@@ -99,7 +99,7 @@ def test_suffix_by_suffix_down_to_the_root(seed: int) -> None:
 
 
 def test_continuations_are_ranked_by_their_counts() -> None:
-    """Of many the most frequent are returned, and a growing passage is ranked again."""
+    """Only the most frequent of many are returned, and a growing passage is ranked again."""
     texts = Texts()
     for token, times in {7: 1, 8: 3, 9: 2}.items():
         for _ in range(times):
@@ -120,7 +120,7 @@ def test_continuations_are_ranked_by_their_counts() -> None:
     assert texts.automaton.ranked(state)[1][0] == (5, 9)
 
 
-def test_in_a_loop_the_longest_passages_are_counted() -> None:
+def test_longest_passages_are_counted_in_a_loop() -> None:
     automaton, state = SuffixAutomaton(), ROOT
     for _ in range(500):
         state = automaton.extend(state, 3)

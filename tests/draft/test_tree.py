@@ -1,4 +1,4 @@
-"""Token trees and their growth: invariants, and best-first finds the likeliest paths."""
+"""Token trees and their growth: invariants, and best-first growth finds the most likely paths."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
 
 @settings(max_examples=50)
 @given(trees())
-def test_ancestors_and_paths_tell_the_same_story(tree: TokenTree) -> None:
+def test_ancestors_and_paths_agree(tree: TokenTree) -> None:
     seen = tree.ancestors()
     for node in range(len(tree)):
         path = tree.path(node)
@@ -51,7 +51,7 @@ def test_ancestors_and_paths_tell_the_same_story(tree: TokenTree) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
-def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budget: int) -> None:
+def test_best_candidates_are_the_most_likely_paths(seed: int, budget: int) -> None:
     random = np.random.default_rng(seed)
     candidates = GrowingTree(3)
     for _ in range(random.integers(1, 12)):
@@ -71,7 +71,7 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
         assert tree.path_tokens(node) == candidates.path_tokens(int(kept[node]))
 
 
-def test_many_candidates_outgrow_the_first_arrays() -> None:
+def test_arrays_grow_with_many_candidates() -> None:
     candidates = GrowingTree(0)
     for node in range(12):
         candidates.extend(np.array([node]), np.arange(100)[None], np.full((1, 100), -1.0))
@@ -80,7 +80,7 @@ def test_many_candidates_outgrow_the_first_arrays() -> None:
 
 
 def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> float:
-    """Return the probability mass of the `budget` likeliest paths, by listing all of them."""
+    """Return the probability mass of the `budget` most likely paths, by listing all of them."""
     likely = torch.softmax(table.double(), dim=1).tolist()
     level, mass = [(root, 1.0)], [1.0]
     for _ in range(depth):
@@ -91,7 +91,7 @@ def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> flo
 
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 8))
-def test_growth_finds_the_likeliest_paths(seed: int, budget: int, width: int) -> None:
+def test_growth_finds_the_most_likely_paths(seed: int, budget: int, width: int) -> None:
     table, policy = random_table(seed), GrowthPolicy(budget, width, min_gain=0.0)
     grown = grow(Mixture.single(TableDrafter(table), greedy_scorer()), [0, 2], policy, max_depth=4)
     grown.tree.check()
@@ -100,7 +100,7 @@ def test_growth_finds_the_likeliest_paths(seed: int, budget: int, width: int) ->
     assert grown.tree.expected_tokens == pytest.approx(_brute_force(table, 2, budget, 4), rel=1e-5)
 
 
-def test_growth_stops_when_a_step_is_not_worth_it() -> None:
+def test_growth_stops_if_a_step_does_not_pay() -> None:
     drafter = TableDrafter(random_table(1))
     steps = [
         grow(
@@ -113,7 +113,7 @@ def test_growth_stops_when_a_step_is_not_worth_it() -> None:
     assert grow(Mixture.single(drafter, greedy_scorer()), [2], GrowthPolicy(200, 32), max_depth=0).steps == 0
 
 
-def test_the_temperature_fit_finds_the_truth() -> None:
+def test_temperature_fit_converges() -> None:
     """Tokens drawn from softmax(x / 2): the fit must move from 1 to about 2."""
     random = np.random.default_rng(0)
     fit = TemperatureFit()
@@ -125,7 +125,7 @@ def test_the_temperature_fit_finds_the_truth() -> None:
     assert fit.tau == pytest.approx(2.0, rel=0.15)
 
 
-def test_misses_soften_the_fit_without_blowing_it_up() -> None:
+def test_misses_raise_the_fitted_temperature_moderately() -> None:
     fit = TemperatureFit()
     x = np.linspace(0, -8, 32).astype(np.float32)
     log_probs = (x - np.log(np.exp(x).sum())).astype(np.float32)
@@ -134,7 +134,7 @@ def test_misses_soften_the_fit_without_blowing_it_up() -> None:
     assert 1.5 < fit.tau <= 5.0
 
 
-def test_forced_tokens_are_certain_for_any_predictions() -> None:
+def test_forced_tokens_have_probability_one() -> None:
     """A chain is added at once, over existing proposals, and later ones do not change it."""
     tree, blend = GrowingTree(0, 2), MixtureWeights(2, 1)
     tree.extend(np.array([0]), np.array([[4, 5]]), np.log([[0.5, 0.3]]), source=0, weights=blend)
@@ -144,7 +144,7 @@ def test_forced_tokens_are_certain_for_any_predictions() -> None:
     assert tree.forced[: tree.count].tolist() == [False, True, False, True, True, False]
     tree.extend(np.array([1]), np.array([[7]]), np.log([[0.1]]), source=0, weights=blend)
     tree.graft(0, Subtree([-1, 0], [4, 7], [np.log(0.9), np.log(0.2)]), 1, blend)
-    assert tree.score[last] == tree.score[1] < 0, "the node above may be judged anew, and it with that node"
+    assert tree.score[last] == tree.score[1] < 0, "rescoring the parent may rescore this node"
     grown = tree.tree(np.arange(tree.count))
     grown.check()
     assert grown.source.tolist()[3:] == [2, 2, 2] and set(grown.source.tolist()[:3]) <= {0, 1}

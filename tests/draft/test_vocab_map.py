@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary: mapped tokens, and retokenized text."""
+"""Drafts with another vocabulary: mapped tokens, and retokenized text."""
 
 import json
 import random
@@ -70,8 +70,8 @@ def both(demo: Any, pieces: Any) -> list[tuple[Any, Any, VocabMap]]:
     return [(one, other, VocabMap.between(one, other)) for one, other in ((demo, pieces), (pieces, demo))]
 
 
-def said(tokenizer: Any, tokens: Sequence[int]) -> dict[str, int]:
-    """Return tokens by the text that each adds; the first of those that add the same."""
+def tokens_by_text(tokenizer: Any, tokens: Sequence[int]) -> dict[str, int]:
+    """Return tokens by their text; the first of those with the same text."""
     start = tokenizer("x", add_special_tokens=False)["input_ids"]
     texts = tokenizer.batch_decode([[*start, i] for i in tokens], clean_up_tokenization_spaces=False)
     before = tokenizer.decode(start)
@@ -79,13 +79,13 @@ def said(tokenizer: Any, tokens: Sequence[int]) -> dict[str, int]:
 
 
 def test_tokens_of_the_two_families_map_by_their_text(demo: Any, pieces: Any, both: Any) -> None:
-    """Checked by decoding each token: spelling is internal to the map."""
+    """Checked by decoding each token: the map's own spelling is internal."""
     vocab: VocabMap = both[0][2]
     of = vocab.draft_of
     assert of[demo.convert_tokens_to_ids("Ġthe")] == pieces.convert_tokens_to_ids("▁the")
     assert of[demo.convert_tokens_to_ids("Ċ")] == pieces.convert_tokens_to_ids("\n")
     assert of[demo.convert_tokens_to_ids("A")] == pieces.convert_tokens_to_ids("A"), "not the byte"
-    ours, theirs = said(demo, [*vocab.target.text]), said(pieces, [*vocab.draft.text])
+    ours, theirs = tokens_by_text(demo, [*vocab.target.text]), tokens_by_text(pieces, [*vocab.draft.text])
     common = {text for text in ours.keys() & theirs.keys() if text and "\ufffd" not in text}
     assert len(common) > 300
     assert {text: of[ours[text]] for text in common} == {text: theirs[text] for text in common}
@@ -101,7 +101,9 @@ def test_bytes_map_to_bytes(demo: Any, pieces: Any, both: Any) -> None:
     newline = pieces.convert_tokens_to_ids("<0x0A>")
     assert back.draft_of[newline] == demo.convert_tokens_to_ids("Ċ"), "either spelling can be read"
     guessed = dict(zip(back.draft_ids.tolist(), back.target_ids.tolist(), strict=True))
-    assert guessed[demo.convert_tokens_to_ids("Ċ")] == pieces.convert_tokens_to_ids("\n"), "but one is said"
+    assert guessed[demo.convert_tokens_to_ids("Ċ")] == pieces.convert_tokens_to_ids("\n"), (
+        "but one is tokens_by_text"
+    )
 
 
 def test_special_tokens_map_by_string_or_by_role(tmp_path: Path) -> None:
@@ -113,20 +115,22 @@ def test_special_tokens_map_by_string_or_by_role(tmp_path: Path) -> None:
     vocab = VocabMap.between(ours, theirs)
     end, stop = theirs.convert_tokens_to_ids("<|end|>"), ours.convert_tokens_to_ids("</s>")
     assert vocab.draft_of[ours.bos_token_id] == theirs.bos_token_id
-    assert vocab.draft_of[stop] == theirs.convert_tokens_to_ids("</s>"), "a string is surer than a role"
+    assert vocab.draft_of[stop] == theirs.convert_tokens_to_ids("</s>"), (
+        "a string match takes precedence over a role"
+    )
     back = VocabMap.between(theirs, ours)
     assert back.draft_of[end] == ours.eos_token_id
     assert back.draft_of[theirs.convert_tokens_to_ids("<|tool|>")] == UNKNOWN
 
 
-def test_a_map_in_words(demo: Any, both: Any) -> None:
+def test_summary_of_a_map(demo: Any, both: Any) -> None:
     same = VocabMap.between(demo, demo)
     assert same.share == 1.0 and same.report == "49,152 of 49,152 tokens map (100 %)"
     vocab: VocabMap = both[0][2]
     mapped = sum(i != UNKNOWN for i in vocab.draft_of.tolist())
     assert vocab.share == mapped / 49152 and 0.01 < vocab.share < 0.1
     assert vocab.report == f"{mapped:,} of 49,152 tokens map ({100 * vocab.share:.0f} %)"
-    small = VocabMap.between(demo, demo, draft_size=1000)  # the draft model does not have all ids
+    small = VocabMap.between(demo, demo, draft_size=1000)  # the draft model lacks some ids
     assert small.mapped == 1000 and int(small.draft_ids.max()) == 999
     assert small.translate(np.array([999, 1000, 10**6])).tolist() == [999, UNKNOWN, UNKNOWN]
 
@@ -139,7 +143,7 @@ def test_too_few_tokens_in_common(demo: Any, tmp_path: Path) -> None:
         VocabMap.between(demo, few)
     assert "\n" not in str(caught.value)
     words = models.WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2, "zzz": 3}, unk_token="<unk>")
-    with pytest.raises(DraftError, match="shares"):  # special tokens alone are nothing to guess with
+    with pytest.raises(DraftError, match="shares"):  # special tokens alone are not enough to draft with
         VocabMap.between(few, loaded(tokenizers.Tokenizer(words), tmp_path / "none"))
 
 
@@ -153,13 +157,13 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def test_a_prompt_is_read_as_the_draft_would_cut_it(both: Any) -> None:
+def test_prompt_is_retokenized_as_by_the_draft(both: Any) -> None:
     for target, draft, vocab in both:
         reading = Retokenizer(vocab, target, draft)
         text = "torch is imported\nfrom the drafter, naïve 日本語"
         assert reading.update(encoded(target, text)) == 0 and reading.can_draft
         assert reading.ids == encoded(draft, text)
-        reading = Retokenizer(vocab, target, draft)  # a prompt that is asked again is not read again
+        reading = Retokenizer(vocab, target, draft)  # a repeated prompt is not tokenized again
         prompt, answer = encoded(target, "The license of this"), encoded(target, " work, or not")
         reading.update(prompt)
         before = list(reading.ids)
@@ -182,7 +186,7 @@ def test_generated_tokens_spell_the_same_text(both: Any) -> None:
         assert reading.can_draft and spelled(draft, reading.ids) == text
 
 
-def test_going_back_and_on(both: Any) -> None:
+def test_truncation_and_continuation(both: Any) -> None:
     """After truncation at any point, the rest is still the right text."""
     text, other = "the tokens of a tree, 日本", " and the nodes below"
     for target, draft, vocab in both:
@@ -195,11 +199,11 @@ def test_going_back_and_on(both: Any) -> None:
             before, after = list(reading.ids), [*ids[:cut], *more]
             kept = reading.update(after)
             assert reading.ids[:kept] == before[:kept] and kept >= (prompt if cut >= 5 else 0)
-            if "\ufffd" not in spelled(target, after):  # the families decode half characters unlike
+            if "\ufffd" not in spelled(target, after):  # the families decode partial characters differently
                 assert spelled(draft, reading.ids).split() == spelled(target, after).split()
 
 
-def test_half_a_character_is_held_back(tmp_path: Path) -> None:
+def test_partial_character_is_held_back(tmp_path: Path) -> None:
     """With a draft that has no byte tokens: it waits for the rest, and omits unknown characters."""
     target = loaded(byte_level(), tmp_path / "target")
     known = ["<s>", "</s>", "<unk>", "t", "日", "h", "e"]
@@ -223,7 +227,7 @@ def test_half_a_character_is_held_back(tmp_path: Path) -> None:
     assert reading.ids == [3, 3] and reading.can_draft
 
 
-def test_a_draft_that_begins_its_texts(demo: Any, tmp_path: Path) -> None:
+def test_draft_with_a_beginning_token(demo: Any, tmp_path: Path) -> None:
     tokenizer = sentencepiece(900)
     tokenizer.post_processor = TemplateProcessing("<s> $A", None, [("<s>", 0)])
     draft = loaded(tokenizer, tmp_path)

@@ -12,10 +12,10 @@ from offspec.engine.pass_runner import PassRunner
 from offspec.engine.sequence import RunningSequence
 from offspec.plan.measure_target import PassBenchmark
 from tests.support.answers import TargetAndDrafts, write_trio
-from tests.support.plan_fixtures import asked, pair, world
+from tests.support.plan_fixtures import few_prompts, pair, plan_env
 from tests.support.waiting import wait_until
 
-__all__ = ["asked", "pair", "world"]
+__all__ = ["few_prompts", "pair", "plan_env"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -64,7 +64,7 @@ def _law(folder: Path, params: SamplingParams, ruled: bool) -> dict[tuple[int, .
     ids=["coupled", "sequoia"],
 )
 def test_two_tokens(
-    verify: str, given: dict[str, Any], rules: dict[str, Any], world: PlanEnvironment, tmp_path: Path
+    verify: str, given: dict[str, Any], rules: dict[str, Any], plan_env: PlanEnvironment, tmp_path: Path
 ) -> None:
     """Trees of several levels with several draft tokens per node; rules, filter and temperature."""
     target, draft = (
@@ -74,7 +74,7 @@ def test_two_tokens(
     for _ in range(8):
         disturb(draft)  # so that it agrees in part
     passes, counts = 0, Counter[tuple[int, ...]]()
-    with world.load(target, draft=str(draft), context=64, learn=False, **given) as engine:
+    with plan_env.load(target, draft=str(draft), context=64, learn=False, **given) as engine:
         shape = engine.drafting.policy.shape
         if verify == "sequoia":
             assert shape is not None and shape.depth > 1 and len(shape.children(0)) > 1

@@ -26,7 +26,7 @@ from tests.support import eagle_files, heads_files
 from tests.support.answers import PROMPT, sampling
 from tests.support.exhaustive import sampled_params
 from tests.support.mtp_files import CENTRED, HYBRID, HYBRID_EXPERTS, write_with_mtp
-from tests.support.plan_fixtures import MB, PlanEnvironment, saved
+from tests.support.plan_fixtures import MB, PlanEnvironment, save_plan
 from tests.support.tiny_models import VOCABULARY, disturb, tiny_engine, write_model
 
 COPIED = [*PROMPT, 70, *PROMPT, 71, *PROMPT[:5]]
@@ -250,12 +250,12 @@ def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("main", sampled_params(["medusa", "near"], "medusa"))
 def test_lookups_guess_where_by_the_plan_no_draft_pays(
-    folder: Path, world: PlanEnvironment, tmp_path: Path, main: str
+    folder: Path, plan_env: PlanEnvironment, tmp_path: Path, main: str
 ) -> None:
     head, greedy = str(folder / main), PARAMS[0.0]
     draft = f"suffix,{head}"
-    plan = saved(world.plan(draft=draft), tmp_path / "plan.json", budget=1)
-    with world.load(draft=draft, plan=plan) as engine:
+    plan = save_plan(plan_env.plan(draft=draft), tmp_path / "plan.json", budget=1)
+    with plan_env.load(draft=draft, plan=plan) as engine:
         assert engine.sources == (head, "suffix", "lookup") and engine.plan is not None
         assert engine.plan.budget == 1 and engine.budget == 64
         alone = engine.generate(PROMPT, greedy, draft=head)
@@ -269,8 +269,8 @@ def test_lookups_guess_where_by_the_plan_no_draft_pays(
         assert engine.budget == engine.generate(PROMPT, greedy).budget == 1
 
 
-def test_the_answer_is_the_same_while_the_drafter_of_a_fixed_shape_rests(world: PlanEnvironment) -> None:
-    with world.load(tree="sequoia") as engine:
+def test_the_answer_is_the_same_while_the_drafter_of_a_fixed_shape_rests(plan_env: PlanEnvironment) -> None:
+    with plan_env.load(tree="sequoia") as engine:
         expected = engine.generate(PROMPT, sampling(1.0, 40), draft="none").token_ids
         engine.generate(PROMPT, sampling(1.0, 2))
         (standing,) = engine._assembly.sources._standing.values()

@@ -171,14 +171,14 @@ def test_missing_settings_are_planned(trio: TargetAndDrafts, monkeypatch: pytest
                 assert engine.plan == plan and engine.budget == budget
 
 
-def test_given_settings_are_not_planned(world: PlanEnvironment) -> None:
-    with world.load(budget=9, width=3) as engine:
+def test_given_settings_are_not_planned(plan_env: PlanEnvironment) -> None:
+    with plan_env.load(budget=9, width=3) as engine:
         assert (engine.plan, engine.budget, engine.width) == (None, 9, 3)
-    with world.load(draft="none") as engine:
+    with plan_env.load(draft="none") as engine:
         assert (engine.plan, engine.budget) == (None, 1)
-    with world.load(width=3) as engine:
+    with plan_env.load(width=3) as engine:
         assert engine.plan is not None and engine.width == min(3, engine.budget)
-    assert world.plan(budget=9).budget == 9
+    assert plan_env.plan(budget=9).budget == 9
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ MORE = ("fp4 nested", "int8", "awq", "compressed int4 of bfloat16", "compressed 
     scope="module",
     params=sampled_params(CASES, "nf4", "gptq by importance", "fp8", rare=lambda name: name not in MORE),
 )
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+def plan_env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("models")
     case = CASES[request.param]
     dense = write_model(
@@ -161,13 +161,13 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # which says how to load, not what
-def test_the_logits_of_transformers(world: World) -> None:
-    tensors = open_checkpoint(str(world.packed)).tensors
+def test_the_logits_of_transformers(plan_env: World) -> None:
+    tensors = open_checkpoint(str(plan_env.packed)).tensors
     packed = [name for name, weight in tensors.items() if isinstance(weight, PackedInfo)]
     assert len(packed) == 7 * LAYERS
-    own = world.case.own
+    own = plan_env.case.own
     model: Any = AutoModelForCausalLM.from_pretrained(
-        world.dense if own is None else world.packed,
+        plan_env.dense if own is None else plan_env.packed,
         dtype=torch.float32,
         attn_implementation="eager",
         **(own or {}),
@@ -178,21 +178,21 @@ def test_the_logits_of_transformers(world: World) -> None:
     with torch.no_grad():
         expected = model(IDS[None]).logits[0]
     assert expected.std() > 0.5
-    torch.testing.assert_close(logits(world.packed), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(plan_env.packed), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_tokens_do_not_depend_on_the_guesses(world: World, trio: TargetAndDrafts) -> None:
+def test_tokens_do_not_depend_on_the_guesses(plan_env: World, trio: TargetAndDrafts) -> None:
     params = [sampling(temperature) for temperature in (0.0, 1.0)]
-    expected = generate_tokens(world.packed, *params, prompt=PROMPT)
+    expected = generate_tokens(plan_env.packed, *params, prompt=PROMPT)
     assert expected[0] != expected[1] and len(set(expected[1])) > 4
-    drafts = ((trio.hostile, 7, ()), ("auto", 32, ()), (world.packed, 32, (0,)))
+    drafts = ((trio.hostile, 7, ()), ("auto", 32, ()), (plan_env.packed, 32, (0,)))
     for draft, budget, resident in drafts:
-        with tiny_engine(world.packed, draft, budget=budget, resident=resident) as engine:
+        with tiny_engine(plan_env.packed, draft, budget=budget, resident=resident) as engine:
             results = [engine.generate(PROMPT, one) for one in params]
             assert [result.token_ids for result in results] == expected, draft
             assert all(result.bytes_streamed > 0 for result in results)
-            assert draft != world.packed or results[0].tokens_per_pass > 2
+            assert draft != plan_env.packed or results[0].tokens_per_pass > 2
 
 
 @pytest.mark.parametrize(

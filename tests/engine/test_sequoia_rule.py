@@ -26,13 +26,13 @@ def _params(seed: int, tokens: int = 30, **settings: Any) -> SamplingParams:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_a_draft_like_the_target_is_always_right(world: PlanEnvironment) -> None:
+def test_a_draft_like_the_target_is_always_right(plan_env: PlanEnvironment) -> None:
     """The same seed emits the same tokens again."""
     said: list[list[tuple[int, ...]]] = []
     for _ in range(2):
-        with world.load(draft=str(world.target), learn=False, **SEQUOIA) as engine:
+        with plan_env.load(draft=str(plan_env.target), learn=False, **SEQUOIA) as engine:
             results = [engine.generate(PROMPT, _params(seed)) for seed in range(3)]
-            known = engine.drafting.calibration(str(world.target), 1.0, False)
+            known = engine.drafting.calibration(str(plan_env.target), 1.0, False)
         said.append([result.token_ids for result in results])
     assert said[0] == said[1] and len(set(said[0])) == 3
     assert sum(result.passes for result in results) < 3 * 30 / 2
@@ -42,8 +42,8 @@ def test_a_draft_like_the_target_is_always_right(world: PlanEnvironment) -> None
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_greedy_answers_are_those_of_every_rule(world: PlanEnvironment) -> None:
-    with world.load(**SEQUOIA) as engine:
+def test_greedy_answers_are_those_of_every_rule(plan_env: PlanEnvironment) -> None:
+    with plan_env.load(**SEQUOIA) as engine:
         for rules in ({}, RULES):
             params = _params(1, temperature=0.0, **rules)
             result = engine.generate(PROMPT, params, check=True)
@@ -52,21 +52,21 @@ def test_greedy_answers_are_those_of_every_rule(world: PlanEnvironment) -> None:
             assert result.token_ids == alone.token_ids and result.passes < alone.passes
 
 
-def test_sampled_and_ranked_drafts_have_separate_records(world: PlanEnvironment) -> None:
+def test_sampled_and_ranked_drafts_have_separate_records(plan_env: PlanEnvironment) -> None:
     """Calibrations of both kinds are learnt without the target's noise; ranks have other probabilities."""
-    with world.load(**SEQUOIA) as engine:
+    with plan_env.load(**SEQUOIA) as engine:
         engine.generate(PROMPT, _params(1))
-    assert len(list((world.cache / "drafts").iterdir())) == 1
-    with world.load(verify="plain", tree="sequoia", temperature=1.0) as engine:
-        known = engine.drafting.calibration(str(world.near), 1.0, False)
+    assert len(list((plan_env.cache / "drafts").iterdir())) == 1
+    with plan_env.load(verify="plain", tree="sequoia", temperature=1.0) as engine:
+        known = engine.drafting.calibration(str(plan_env.near), 1.0, False)
         assert known.passes == 0
         engine.generate(PROMPT, _params(1))
-    assert len(list((world.cache / "drafts").iterdir())) == 2
+    assert len(list((plan_env.cache / "drafts").iterdir())) == 2
 
 
-def test_unsupported_requests_are_refused(world: PlanEnvironment) -> None:
+def test_unsupported_requests_are_refused(plan_env: PlanEnvironment) -> None:
     """A comparison, and sources that draw nothing."""
-    with world.load(**SEQUOIA) as engine:
+    with plan_env.load(**SEQUOIA) as engine:
         for ask in (engine.generate, engine.stream):
             with pytest.raises(RequestError, match=r'`check` .*`verify="coupled"` or `temperature=0`'):
                 ask(PROMPT, _params(1), check=True)

@@ -111,11 +111,11 @@ def test_from_silence_there_is_nothing_to_learn() -> None:
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize("verify", ["coupled", "sequoia"])
 def test_a_head_fills_a_shape_once_it_has_seen_the_target_at_work(
-    world: PlanEnvironment, tmp_path: Path, verify: str
+    plan_env: PlanEnvironment, tmp_path: Path, verify: str
 ) -> None:
     """Proposes no token in its first pass."""
     head = heads_files.write_head(tmp_path / "head", None, heads_files.medusa_tensors())
-    with world.load(draft=str(head), tree="sequoia", verify=verify, temperature=1.0) as engine:
+    with plan_env.load(draft=str(head), tree="sequoia", verify=verify, temperature=1.0) as engine:
         shape = engine.drafting.policy.shape
         assert shape is not None and len(shape) > 4
         for temperature in (1.0, 0.0):

@@ -27,7 +27,7 @@ from offspec_kernels.tree_attention.arguments import AttentionArguments
 from offspec_kernels.tree_attention.native import attend_listed_keys
 from offspec_kernels.tree_attention.triton import LaunchConfig
 from offspec_kernels.tree_attention.triton import attend as attend_triton
-from tests.support.attention_trees import Case, Shape, grown, make_case
+from tests.support.attention_trees import Case, Shape, make_case, random_tree
 from tests.support.kernel_device import device_of, examples, kernel_device, kernels_compile
 from tests.support.pairwise import all_pairs
 from tests.support.poison import poisoned
@@ -323,7 +323,7 @@ def test_a_chunk_is_part_of_the_whole(path: Backend) -> None:
     device = device_of(path)
     case = make_case([Shape(30, 40, 50, 90)], heads=(2, 1), device=device.type)
     whole = truth(case)
-    sees, _ = grown(50, random.Random(0))
+    sees, _ = random_tree(50, random.Random(0))
     rows = torch.cat([torch.zeros(40, 50, dtype=torch.bool), sees])
     for start, end in ((0, 25), (25, 41), (41, 90)):
         columns = max(end - 40, 0)

@@ -1,5 +1,5 @@
 """Fixtures of tests that follow plans; see `support/plan_fixtures.py`."""
 
-from tests.support.plan_fixtures import asked, pair, world
+from tests.support.plan_fixtures import few_prompts, pair, plan_env
 
-__all__ = ["asked", "pair", "world"]
+__all__ = ["few_prompts", "pair", "plan_env"]

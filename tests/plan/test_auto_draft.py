@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.exhaustive
-def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder: str) -> None:
+def test_runs_and_plans_choose_the_same_draft(folder: str) -> None:
     config = EngineConfig(folder, memory=2 * 10**9, learn=False)
     opened = open_models(config, lambda event: None)
     opened.close()
@@ -29,7 +29,7 @@ def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder:
     notes = " ".join(here.notes)
     assert "selects self with suffix, for this plan and for a run" in notes or "left out" in notes
     elsewhere = plan_for_hardware(config, preset("desktop-32gb"))
-    assert elsewhere.draft in ("self", "none")  # none, if the model is faster alone
+    assert elsewhere.draft in ("self", "none")  # none, if the model alone is faster
 
 
 SMALL = (KnownDraft("org/small", "model", "small", "org/target", 0.1),)
@@ -41,13 +41,13 @@ SMALL = (KnownDraft("org/small", "model", "small", "org/target", 0.1),)
         ("org/name", SMALL, False, True, True, 1),
         ("hf.co/org/name-GGUF:Q4_K_M", SMALL, False, True, True, 1),
         ("org/name", SMALL, False, False, False, 1),
-        ("org/name", SMALL, True, True, False, 0),  # what is here is used without
+        ("org/name", SMALL, True, True, False, 0),  # local models are used even then
         ("org/name", (), False, True, False, 0),
         ("demo", SMALL, False, True, False, 0),
         ("./folder", SMALL, False, True, False, 0),
     ],
 )
-def test_small_models_are_fetched_for_models_of_the_hub_alone(
+def test_small_models_are_downloaded_only_for_hub_models(
     model: str, known: tuple[KnownDraft, ...], here: bool, reachable: bool, fetches: bool, asked: int
 ) -> None:
     calls = list[str]()
@@ -60,7 +60,7 @@ def test_small_models_are_fetched_for_models_of_the_hub_alone(
     assert len(calls) == asked
 
 
-def test_a_folder_named_like_a_hub_model_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_named_like_a_hub_model_is_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_hub_model("org/name")
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

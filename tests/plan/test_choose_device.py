@@ -26,7 +26,7 @@ GB = 10**9
 BROKEN = Fault("torch 2.9 is a CPU build, but this machine has an NVIDIA GPU", "pip install")
 
 
-def told(config: EngineConfig, **more: Any) -> tuple[str, str]:
+def chosen_device(config: EngineConfig, **more: Any) -> tuple[str, str]:
     """Return the chosen device, and the notice about it."""
     events = list[Event]()
     chosen = choose_device(config, events.append, **more)
@@ -35,16 +35,22 @@ def told(config: EngineConfig, **more: Any) -> tuple[str, str]:
     return chosen.device, notice.text
 
 
-def test_the_notice_names_the_device_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(EngineConfig("demo")) == ("cpu", "Computes on the CPU: this machine has no NVIDIA GPU")
-    assert told(EngineConfig("demo", device="cpu")) == ("cpu", "Computes on the CPU, as set by `device`")
+def test_notice_names_the_device_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_device(EngineConfig("demo")) == (
+        "cpu",
+        "Computes on the CPU: this machine has no NVIDIA GPU",
+    )
+    assert chosen_device(EngineConfig("demo", device="cpu")) == (
+        "cpu",
+        "Computes on the CPU, as set by `device`",
+    )
     monkeypatch.setattr(gpu, "usable_gpu", lambda: BROKEN)
     line = f"Computes on the CPU: no usable GPU ({BROKEN.found}; pip install)"
-    assert told(EngineConfig("demo")) == ("cpu", line)
+    assert chosen_device(EngineConfig("demo")) == ("cpu", line)
 
 
 @pytest.mark.parametrize(("name", "value"), [("vram", 8 * GB), ("cpu_layers", 3), ("experts", "gpu")])
-def test_a_setting_for_a_gpu_without_one(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_setting_without_a_gpu(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "usable_gpu", lambda: BROKEN)
     with pytest.raises(RequestError) as caught:
         choose_device(EngineConfig("demo", **{name: value}))
@@ -66,7 +72,7 @@ def test_more_memory_than_the_machine_has() -> None:
             ask()
 
 
-def test_the_line_is_the_first_of_a_load_and_comes_once(tmp_path: Path) -> None:
+def test_notice_is_the_first_of_a_load_and_appears_once(tmp_path: Path) -> None:
     folder, events = write_model(tmp_path), list[Event]()
     with offspec.load(folder, draft="none", notify=events.append) as engine:
         assert (engine.config.device, engine.placement["gpu_names"]) == ("cpu", [])
@@ -76,22 +82,25 @@ def test_the_line_is_the_first_of_a_load_and_comes_once(tmp_path: Path) -> None:
     assert sum(line.startswith("Computes on") for line in lines) == 1
 
 
-def test_a_plan_brings_its_device() -> None:
+def test_named_plan_sets_the_device() -> None:
     plan = small()
     assert plan.device == "cpu"
-    assert told(EngineConfig("demo"), plan=plan) == ("cpu", "Computes on the CPU, as set by the plan")
+    assert chosen_device(EngineConfig("demo"), plan=plan) == (
+        "cpu",
+        "Computes on the CPU, as set by the plan",
+    )
     with pytest.raises(PlanError, match="the plan has device cuda, not cpu: leave out `device`"):
         choose_device(EngineConfig("demo", device="cpu"), plan=replace(large(), device="cuda"))
 
 
-def test_plans_are_kept_by_the_device_that_was_chosen(world: PlanEnvironment) -> None:
+def test_plans_are_saved_by_the_chosen_device(plan_env: PlanEnvironment) -> None:
     """A plan made with "auto" is followed with the name of that device, and vice versa."""
-    plan = world.plan()
+    plan = plan_env.plan()
     assert plan.device == "cpu"
-    assert world.followed(device="cpu") == world.followed() == plan
+    assert plan_env.expect_reuse(device="cpu") == plan_env.expect_reuse() == plan
     keys = list[str]()
     for device in ("auto", "cpu"):
-        opened = open_models(world.config(device=device), world.notify)
+        opened = open_models(plan_env.config(device=device), plan_env.notify)
         keys.append(plan_key(opened))
         opened.close()
     assert len(set(keys)) == 1 and records.load_plan(keys[0]) == plan
@@ -100,26 +109,26 @@ def test_plans_are_kept_by_the_device_that_was_chosen(world: PlanEnvironment) ->
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("auto_chooses")
-def test_auto_takes_the_gpu(world: PlanEnvironment) -> None:
+def test_auto_selects_the_gpu(plan_env: PlanEnvironment) -> None:
     name = torch.cuda.get_device_name(0)
-    device, line = told(EngineConfig("demo"))
+    device, line = chosen_device(EngineConfig("demo"))
     assert device == "cuda:0" and line.startswith(f"Computes on {name} (cuda:0)")
     line = f"Computes on {name} (cuda:0), as set by `device`"
-    assert told(EngineConfig("demo", device="cuda")) == (device, line)
-    with world.load() as engine:
+    assert chosen_device(EngineConfig("demo", device="cuda")) == (device, line)
+    with plan_env.load() as engine:
         assert engine.config.device == "cuda:0" and engine.placement["vram"] > 0
         assert engine.placement["gpu_names"] == [name]
         assert engine.plan is not None
         plan = engine.plan
     for device in ("cuda", "cuda:0", "auto"):
-        assert world.followed(device=device) == plan
-    alone = world.plan(device="cpu")
+        assert plan_env.expect_reuse(device=device) == plan
+    alone = plan_env.plan(device="cpu")
     assert (plan.device, alone.device, alone.vram) == ("cuda:0", "cpu", None)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("auto_chooses")
-def test_a_limit_above_the_memory_of_the_card(tmp_path: Path) -> None:
+def test_limit_above_the_vram(tmp_path: Path) -> None:
     for device in ("auto", "cuda"):
         with pytest.raises(RequestError, match=r"`vram` is .*, and this machine has .* of GPU memory"):
             offspec.load(write_model(tmp_path / device), device=device, vram="900TB")

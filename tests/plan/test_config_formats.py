@@ -1,4 +1,4 @@
-"""Size of a model's weights by its configuration alone."""
+"""Size of a model's weights, computed from its configuration."""
 
 import json
 from math import prod
@@ -56,7 +56,7 @@ def test_bits_of_a_weight(settings: Any, experts: float, query: float) -> None:
         assert bits(settings, name, shape) == 16
 
 
-def test_experts_whose_rows_make_no_blocks() -> None:
+def test_experts_with_rows_shorter_than_a_block() -> None:
     assert bits(FP8, EXPERTS, (8, 192, 128)) == 8.25
     assert bits({"quant_method": "mxfp4"}, EXPERTS, (8, 48, 128)) == 16
 

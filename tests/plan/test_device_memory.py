@@ -1,4 +1,4 @@
-"""Device memory at real sizes: requested by loading and answers, reserved, and promised.
+"""Device memory at real sizes: requested by loading and answers, reserved, and predicted.
 Nothing is computed: the checkpoints are files without contents, and the device runs none of its tasks. Only
 the addresses of tensors are counted. One process, which owns the device, runs all cases.
 """
@@ -21,7 +21,7 @@ _CASES = [
 
 @pytest.mark.skipif(find_spec("tests.support.simulated_cuda") is None, reason="there is no simulated device")
 @pytest.mark.parametrize("cases", _CASES)
-def test_a_promise_of_device_memory_is_kept_at_real_sizes(cases: str, tmp_path: Path) -> None:
+def test_device_memory_stays_within_the_prediction_at_real_sizes(cases: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.device_memory", str(tmp_path), *cases.split()]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -6,7 +6,7 @@ from pathlib import Path
 from offspec.plan.hardware_profile import in_folder
 
 
-def test_a_folder_that_vanishes_while_it_is_looked_through(tmp_path: Path) -> None:
+def test_folder_that_vanishes_during_the_search(tmp_path: Path) -> None:
     """Like the folders of /proc, or one that another program removes."""
     for name in "ab":
         (tmp_path / name).mkdir()

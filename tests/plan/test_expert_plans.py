@@ -33,7 +33,7 @@ from tests.support.plan_fixtures import GB, MB, MEASURED, PlanEnvironment, least
 from tests.support.tiny_models import open_model
 
 ANSWER = SamplingParams(max_tokens=24, ignore_eos=True)
-# Words that come again and again, so that lookups find some.
+# Repeated words, so that lookups find matches.
 PROMPT = [5, 9, 17, 33, 5, 9, 17, 33, 5, 9, 17]
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 _least = cache(least_memory)
@@ -50,23 +50,23 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def slow(world: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
+def slow(plan_env: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
     """Return the MoE model on a machine whose disk is so slow that no second row pays."""
-    world.target = mixture
+    plan_env.target = mixture
     measured = replace(MEASURED, link=None, disk=Rate.exactly(1e6), layer=((1, 1e-3), *MEASURED.layer))
     measured = replace(measured, outside=((1, 1e-3), *MEASURED.outside))
 
     def measure(*given: Any) -> MeasuredCosts:
-        world.measured += 1
+        plan_env.measured += 1
         return measured
 
     monkeypatch.setattr(prepare, "measure", measure)
-    return world
+    return plan_env
 
 
-def _load(world: PlanEnvironment, **settings: Any) -> Engine:
-    given = {"draft": "suffix", "memory": _least(world.target) + 12 * MB}
-    return world.load(**(given | settings))
+def _load(plan_env: PlanEnvironment, **settings: Any) -> Engine:
+    given = {"draft": "suffix", "memory": _least(plan_env.target) + 12 * MB}
+    return plan_env.load(**(given | settings))
 
 
 def _passes(engine: Engine, prompt: list[int] = PROMPT) -> list[PassStats]:
@@ -76,7 +76,7 @@ def _passes(engine: Engine, prompt: list[int] = PROMPT) -> list[PassStats]:
 def test_lookup_tokens_are_verified_only_if_it_pays(slow: PlanEnvironment) -> None:
     """One token per pass with a slow disk; if experts take no time, the same answer in larger trees."""
     with _load(slow) as engine:
-        _, *dear = _passes(engine)  # the first reads experts for the prompt, which a tree behind it may have
+        _, *dear = _passes(engine)  # the first reads experts for the prompt, which later trees may reuse
         assert {done.tree_nodes for done in dear} == {1}
         policy = engine.drafting.policy
         costs = policy.growth.costs
@@ -88,10 +88,10 @@ def test_lookup_tokens_are_verified_only_if_it_pays(slow: PlanEnvironment) -> No
 
 
 @pytest.mark.exhaustive
-def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: PlanEnvironment) -> None:
+def test_slow_draft_is_dropped_for_cached_experts(slow: PlanEnvironment) -> None:
     memory = _least(slow.target) + 12 * MB
     settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "learn": False}
-    with _load(slow, **settings) as engine:  # it had to be loaded to be tried, and was then loaded again
+    with _load(slow, **settings) as engine:  # it was loaded for the trial, and then loaded again
         plan, answer = engine.plan, engine.generate(PROMPT, ANSWER).token_ids
         assert plan is not None and plan.draft_mode == "none" and "left out" in plan.notes[-1]
         assert plan.placement.expert_slots == engine.placement["expert_slots"]
@@ -102,29 +102,29 @@ def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: PlanEnviron
         ]
         assert engine.placement["expert_slots"] == plan.placement.expert_slots
         assert engine.generate(PROMPT, ANSWER).token_ids == answer
-    with _load(slow, **settings, budget=16) as engine:  # asked for is asked for
+    with _load(slow, **settings, budget=16) as engine:  # given explicitly
         assert engine.plan is not None and engine.plan.draft_mode == "full"
 
 
 @pytest.mark.exhaustive
 @pytest.mark.gpu
-def test_a_plan_chooses_where_experts_are_computed(
-    world: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch
+def test_plan_chooses_the_device_of_experts(
+    plan_env: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU if copying takes longer than its products, in float32; in bfloat16 a what-if shows it."""
-    world.target, host = mixture, preset("rtx-4090").host
+    plan_env.target, host = mixture, preset("rtx-4090").host
     assert host is not None
     slow = replace(host, bandwidth=Rate.exactly(1e5))
     measured = replace(MEASURED, link=None, host=host, disk=Rate.exactly(1e9), copy=Rate.exactly(1e6))
     monkeypatch.setattr(prepare, "measure", lambda *given: measured)
     settings: dict[str, Any] = {"device": "cuda", "draft": "suffix", "memory": 4 * GB, "context": 48}
     with pytest.raises(CapacityError) as caught:
-        world.load(**settings, experts="gpu", vram=RUNTIME + SLACK)
+        plan_env.load(**settings, experts="gpu", vram=RUNTIME + SLACK)
     settings["vram"] = caught.value.needed + 2 * MB
 
     def planned(cpu: Processor, **others: Any) -> tuple[bool, bool]:
         """Return whether the CPU computes experts, and whether a notice says that it could."""
-        opened = open_models(world.config(**(settings | others)), ignore_event)
+        opened = open_models(plan_env.config(**(settings | others)), ignore_event)
         rates, most = replace(measured, host=cpu), nodes_without_draft(opened)
         plan = plan_from_measurements(
             opened, replace(opened.config, budget=most), rates, draft_record(opened, 16)
@@ -136,8 +136,8 @@ def test_a_plan_chooses_where_experts_are_computed(
     assert planned(host, experts="gpu") == (False, True) == planned(host, dtype="bfloat16")
     assert planned(slow, experts="cpu") == (True, False)
     says, answer = set[tuple[int, ...]](), SamplingParams(max_tokens=3, ignore_eos=True)
-    for cpu in (False, True):  # it is loaded to be measured, and then laid out as the plan says
-        with world.load(**settings) as engine:
+    for cpu in (False, True):  # it is loaded for measurement, and then placed as planned
+        with plan_env.load(**settings) as engine:
             result, placement = engine.generate(PROMPT, answer), engine.placement
             says.add(result.token_ids)
             assert result.cpu_experts == placement["cpu_experts"] == (placement["expert_slots"] == 0) == cpu
@@ -162,7 +162,7 @@ def test_expert_use_is_saved_for_later_runs(slow: PlanEnvironment) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_plan_is_remade_when_the_use_of_experts_is_known(
+def test_plan_is_renewed_once_expert_use_is_known(
     slow: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "_ENOUGH_PASSES", 20)
@@ -181,7 +181,7 @@ def test_a_plan_is_remade_when_the_use_of_experts_is_known(
     assert plan().costs == second.costs and slow.measured == 2 and slow.notices == []
 
 
-def test_passes_that_say_nothing_of_experts_remake_no_plan(slow: PlanEnvironment) -> None:
+def test_passes_without_expert_data_do_not_renew_a_plan(slow: PlanEnvironment) -> None:
     with _load(slow) as engine:
         record = engine.drafting.experts
         assert record is not None
@@ -191,7 +191,7 @@ def test_passes_that_say_nothing_of_experts_remake_no_plan(slow: PlanEnvironment
         assert slow.measured == 1 and slow.notices == []
 
 
-def test_more_memory_remakes_a_plan_for_more_experts(
+def test_more_memory_renews_a_plan_with_more_experts(
     slow: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initial_fit, "_MORE", 1.001)
@@ -205,7 +205,7 @@ def test_more_memory_remakes_a_plan_for_more_experts(
     tight = slow.plan(draft="suffix")
     assert tight.placement.expert_slots and not tight.placement.slots
     free(16 * MB)
-    roomy = slow.remade("are free now", draft="suffix")
+    roomy = slow.expect_replan("are free now", draft="suffix")
     assert tight.placement.expert_slots < roomy.placement.expert_slots < 128
 
 
@@ -214,7 +214,7 @@ def _costs(seconds: float) -> PassCosts:
     return PassCosts(((1, 0.5), (64, 0.6)), ((1, 0.01), (64, 0.02)), experts=experts)
 
 
-def test_a_draft_rests_while_experts_make_its_trees_too_dear() -> None:
+def test_draft_is_paused_while_experts_make_its_trees_too_expensive() -> None:
     known = typical(SELF_DRAFT)
     policy = DraftPolicy(GrowthPolicy(64, 8, costs=_costs(1e-6)), planned_budget=64)
     dear = policy.with_costs(_costs(5.0), known)
@@ -222,10 +222,10 @@ def test_a_draft_rests_while_experts_make_its_trees_too_dear() -> None:
     assert dear.with_costs(_costs(1e-6), known).growth.budget == 64
     assert (
         policy.with_costs(_costs(5.0), None).growth.budget == 64
-    )  # lookups take no time: each tree is priced
+    )  # lookups take no time: each tree has a cost
 
 
-def test_a_fixed_shape_is_kept_for_any_expert_use(slow: PlanEnvironment) -> None:
+def test_fixed_shape_is_kept_for_any_expert_use(slow: PlanEnvironment) -> None:
     """It has no recorded trees, so its draft is not evaluated again; it is paused while it is slower."""
     memory = _least(slow.target) + 12 * MB
     settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "tree": "sequoia", "budget": 8}
@@ -242,7 +242,7 @@ def test_a_fixed_shape_is_kept_for_any_expert_use(slow: PlanEnvironment) -> None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 1, "passes": "many"}'])
-def test_a_damaged_record_is_none(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_record_is_ignored(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
     record = ExpertRecord("target", SIZES)
     record.use.observe(ExpertPass(4, 3, 20, 8, 30))
@@ -254,7 +254,7 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("family", sampled_params(EXPERT_FAMILIES, "qwen3_moe", "gpt_oss", "hunyuan_v1_moe"))
-def test_sizes_of_experts_are_those_of_the_model(family: str, tmp_path: Path) -> None:
+def test_expert_sizes_match_the_model(family: str, tmp_path: Path) -> None:
     model = open_model(write_experts(tmp_path, family))
     sizes, config = expert_sizes(model), model.skeleton.config
     assert sizes is not None

@@ -1,4 +1,4 @@
-"""Fit in memory: every decided arrangement is also found to fit, and no other."""
+"""Fit in memory: every chosen placement is also found to fit, and no other."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_decided_arrangements_fit(
         find_fit(replace(found, memory=least - MB), config)
 
 
-def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., OpenedModels]) -> None:
+def test_cpu_layers_need_a_gpu(opened: Callable[..., OpenedModels]) -> None:
     with pytest.raises(RequestError, match="no NVIDIA GPU; omit `cpu_layers`, which needs a GPU"):
         opened(cpu_layers=3)
     assert find_fit(opened(cpu_layers=0), opened().config).placement.layers(Tier.CPU) == ()
@@ -99,7 +99,7 @@ def test_invalid_arrangements_do_not_fit(opened: Callable[..., OpenedModels]) ->
         assert not still_fits(found, found.config, wrong)
 
 
-def test_a_self_draft_has_the_most_bits_that_fit(opened: Callable[..., OpenedModels]) -> None:
+def test_self_draft_has_the_most_bits_that_fit(opened: Callable[..., OpenedModels]) -> None:
     """With more memory it goes from no draft over 2, 3 and 4 bits to unpacked values."""
     found, seen = opened(), list[tuple[str, int]]()
     least, _ = min_memory(found, found.config)
@@ -115,7 +115,7 @@ def test_a_self_draft_has_the_most_bits_that_fit(opened: Callable[..., OpenedMod
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_self_draft_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path: Path) -> None:
+def test_self_draft_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path: Path) -> None:
     """Its values would take memory of the target's layers, and steps would be slower: much so in float32."""
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=16)
     config = EngineConfig(str(folder), draft="self", dtype=dtype, context=128, budget=64, width=16)
@@ -128,7 +128,7 @@ def test_a_self_draft_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path:
 
 
 @pytest.mark.parametrize(("dtype", "sizes"), [("float32", {}), ("bfloat16", {"head_dim": 16})])
-def test_bytes_of_fused_weights_are_known(dtype: str, sizes: dict[str, int], tmp_path: Path) -> None:
+def test_bytes_of_fused_weights_are_predicted(dtype: str, sizes: dict[str, int], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, **sizes)
     draft = open_model(folder, getattr(torch, dtype))
     said = packed_size(draft.skeleton, 4, draft.device)
@@ -149,7 +149,7 @@ def test_bytes_of_fused_weights_are_known(dtype: str, sizes: dict[str, int], tmp
     assert expanded - packed == values - said.nbytes - said.scratch * draft.dtype.itemsize
 
 
-def test_a_draft_step_is_no_wider_than_its_tree(opened: Callable[..., OpenedModels]) -> None:
+def test_draft_step_is_not_wider_than_its_tree(opened: Callable[..., OpenedModels]) -> None:
     found = opened(budget=None, width=None)
     wide, narrow = (
         min_memory(found, replace(found.config, budget=LEAST_BUDGET, width=width))[0]
@@ -162,7 +162,7 @@ def test_a_draft_step_is_no_wider_than_its_tree(opened: Callable[..., OpenedMode
     assert ample.config.width == WIDEST
 
 
-def test_a_layer_of_the_draft_is_gone_before_anything_is_computed(
+def test_layer_of_the_draft_is_freed_before_computation(
     opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = opened()
@@ -171,7 +171,7 @@ def test_a_layer_of_the_draft_is_gone_before_anything_is_computed(
     assert min_memory(found, found.config) == before
 
 
-def test_the_error_of_a_misfit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
+def test_error_of_a_misfit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none")
     listed = r"\(Python and libraries .*, head and norms .*, two layers .*\)"
     with pytest.raises(
@@ -200,7 +200,7 @@ def test_a_shorter_context_is_advised_only_if_it_would_fit(
             find_fit(replace(found, memory=least // 2), config)
 
 
-def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_memory_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few megabytes more or less, and the leftovers of a closed engine, change no plan."""
     monkeypatch.setattr(process_memory, "_first_runtime", 0)
     held = [process_memory.RUNTIME - 150_000_000]
@@ -218,7 +218,7 @@ def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_memory.runtime_overhead(fresh=False) == beside
 
 
-def test_conversations_have_room_first(
+def test_conversation_cache_is_reserved_first(
     opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = opened(context=None)
@@ -286,12 +286,12 @@ def test_each_sequence_has_own_caches(
     monkeypatch.setattr(type(found.target), "activation_bytes", lambda *given: 0)
     taken = 4 * (found.target.cache_bytes(rows) + each + CACHED_ROWS * 4 * vocabulary)
     products = (HEAD_ROWS - 2 * (config.width or 0)) * 4 * vocabulary  # of several trees together
-    scored = 4 * 3 * (config.width or 0) * 4 * vocabulary  # what scorers would take that share nothing
+    scored = 4 * 3 * (config.width or 0) * 4 * vocabulary  # memory of scorers without shared buffers
     added = needed(more) - needed(config)
     assert taken + products <= added < taken + products + scored
 
 
-def test_each_sequence_has_room_for_its_caches_without_a_draft(opened: Callable[..., OpenedModels]) -> None:
+def test_each_sequence_has_memory_for_its_caches_without_a_draft(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none", sequences=4)
     least, of_one = (min_memory(found, replace(found.config, sequences=count))[0] for count in (4, 1))
     assert least - of_one >= 3 * found.target.cache_bytes(128 + 64) > 0
@@ -301,7 +301,7 @@ def test_each_sequence_has_room_for_its_caches_without_a_draft(opened: Callable[
         find_fit(replace(found, memory=least - MB), found.config)
 
 
-def test_sequences_displace_no_layer(opened: Callable[..., OpenedModels]) -> None:
+def test_sequences_do_not_displace_layers(opened: Callable[..., OpenedModels]) -> None:
     settings = {"draft": "none", "sequences": "auto"}
     assert opened(**settings).config.sequences == 8, "all fits"
     found = opened(**settings, context=512)

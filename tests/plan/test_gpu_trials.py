@@ -19,8 +19,8 @@ LAYERS, CAPACITY = 5, 256 + 64
 RESIDENT = Placement.in_memory(LAYERS, range(LAYERS), 0)
 
 
-def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) -> None:
-    """Copies of later layers overlap in real passes too: their time is not part of the layer before."""
+def test_benchmark_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) -> None:
+    """Copies of later layers overlap in real passes too: their time is not part of the previous layer."""
     model = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
     whole = list[bool]()
 
@@ -44,17 +44,19 @@ def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) 
         source.close()
 
 
-def test_a_trial_prices_the_kernel_of_far_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_includes_the_kernel_of_distant_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first 256 keys of a row are processed one by one; those of a longer text in blocks."""
     model = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
     launched, kernel = list[tuple[int, ...]](), triton_exact._far_keys
 
-    class Noted:
+    class RecordedLaunches:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             launched.append(grid)
             return kernel[grid]
 
-    monkeypatch.setattr(triton_exact, "_far_keys", Noted())
+    monkeypatch.setattr(triton_exact, "_far_keys", RecordedLaunches())
     with tiny_engine(model, "none", budget=64, placement=RESIDENT, device=CUDA, context=1024) as engine:
         trial, layers = PassBenchmark(engine._assembly.target, CALIBRATION, 1024 + 64), len(RESIDENT.tiers)
         for rows in (1, 2, 64):

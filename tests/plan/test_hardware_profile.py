@@ -23,8 +23,8 @@ from offspec_planners.measure import processor
 
 
 @dataclass
-class Bench:
-    """Replacement of the measurement: counts the calls, and records the files to read."""
+class ScriptedMeasurement:
+    """Replaces the measurement: counts the calls, and records the files to read."""
 
     times: int = 0
     files: list[Path] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ScriptedMeasurement:
     from huggingface_hub import constants
 
-    bench = Bench()
+    bench = ScriptedMeasurement()
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(measuring, "measure", bench.measure)
@@ -66,7 +66,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return bench
 
 
-def ask(bench: Bench, **options: Any) -> machine.Profile:
+def ask(bench: ScriptedMeasurement, **options: Any) -> machine.Profile:
     return machine.profile("cpu", bench.events.append, **options)
 
 
@@ -75,8 +75,8 @@ def kept(tmp_path: Path) -> Path:
 
 
 @pytest.mark.gpu
-def test_a_profile_of_a_gpu_times_row_linear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Passes multiply by `row_linear` there, whose rows are independent, and not by a library's product."""
+def test_gpu_profile_times_row_linear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Passes multiply with `row_linear` there, whose rows are independent, not with a library's product."""
     from offspec_kernels.row_linear import triton
 
     monkeypatch.setattr(measuring, "_SIDE", 64)
@@ -98,7 +98,7 @@ def test_a_profile_of_a_gpu_times_row_linear(monkeypatch: pytest.MonkeyPatch, tm
     assert [rows for rows, _ in found.processor.gemm] == sorted(multiplied) == [1, 4, 16, 64, 256, 1024, 4096]
 
 
-def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:
+def test_profile_is_measured_once_and_saved(bench: ScriptedMeasurement, tmp_path: Path) -> None:
     first = ask(bench)
     assert ask(bench) == first and bench.times == 1
     assert machine.machine_fingerprint("cpu") == first.hardware.fingerprint()
@@ -110,7 +110,7 @@ def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:
     assert ask(bench, remeasure=True).hardware.disk.value == ask(bench).hardware.disk.value == 2e9
 
 
-def test_implausible_figures_are_reported_and_not_saved(bench: Bench, tmp_path: Path) -> None:
+def test_implausible_figures_are_reported_and_not_saved(bench: ScriptedMeasurement, tmp_path: Path) -> None:
     bench.memory = 21.74e6
     assert ask(bench).hardware.processor.bandwidth.value == 21.74e6
     [notice] = bench.notices
@@ -121,7 +121,7 @@ def test_implausible_figures_are_reported_and_not_saved(bench: Bench, tmp_path: 
 
 
 def test_figures_on_a_busy_machine_are_reported_and_not_saved(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: ScriptedMeasurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(bench)
     times = iter([(0, 0), (10**9, 5 * 10**8), (2 * 10**9, 10**9)])
@@ -133,8 +133,8 @@ def test_figures_on_a_busy_machine_are_reported_and_not_saved(
     assert ask(bench).hardware.disk.value == 1e9, "what was measured before"
 
 
-def test_another_machine_is_measured_and_both_are_known(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_profiles_of_two_machines_are_kept(
+    bench: ScriptedMeasurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -151,7 +151,9 @@ def test_another_machine_is_measured_and_both_are_known(
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"version": 2}', '{"version": 1, "profiles": {"x": {"measured": "now"}}}']
 )
-def test_a_damaged_file_is_rewritten_with_a_notice(bench: Bench, tmp_path: Path, text: str) -> None:
+def test_damaged_file_is_rewritten_with_a_notice(
+    bench: ScriptedMeasurement, tmp_path: Path, text: str
+) -> None:
     kept(tmp_path).parent.mkdir()
     kept(tmp_path).write_text(text)
     ask(bench)
@@ -161,14 +163,14 @@ def test_a_damaged_file_is_rewritten_with_a_notice(bench: Bench, tmp_path: Path,
     assert bench.times == 1
 
 
-def test_an_interrupt_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_interrupt_leaves_no_files(bench: ScriptedMeasurement, tmp_path: Path) -> None:
     bench.failure = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         ask(bench)
     assert os.listdir(tmp_path / "cache") == []
 
 
-def test_models_in_the_caches_are_read_the_largest_first(bench: Bench, tmp_path: Path) -> None:
+def test_largest_cached_models_are_read_first(bench: ScriptedMeasurement, tmp_path: Path) -> None:
     made = {"cache/unpacked/model/a.safetensors": 2000, "hub/models--x--y/blobs/b": 1500}
     small = {"cache/unpacked/model/config.json": 5000, "hub/models--x--y/blobs/c": 999}
     for name, size in (made | small).items():
@@ -179,7 +181,7 @@ def test_models_in_the_caches_are_read_the_largest_first(bench: Bench, tmp_path:
     assert bench.files == [tmp_path / name for name in made]
 
 
-def test_a_folder_is_looked_into_and_links_are_followed(bench: Bench, tmp_path: Path) -> None:
+def test_folders_are_searched_and_links_followed(bench: ScriptedMeasurement, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "one"
     folder.mkdir(parents=True)
     (tmp_path / "blob").write_bytes(bytes(4000))
@@ -194,14 +196,14 @@ def test_a_folder_is_looked_into_and_links_are_followed(bench: Bench, tmp_path: 
         ask(bench, remeasure=True, files=[tmp_path / "blob"])
 
 
-def test_a_folder_or_a_device_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
+def test_missing_folder_or_device(bench: ScriptedMeasurement, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no folder"):
         ask(bench, folder=tmp_path / "none")
     with pytest.raises(RequestError, match="no usable GPU"):
         machine.profile("cuda:99", bench.events.append)
 
 
-def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(bench: ScriptedMeasurement, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -215,7 +217,7 @@ def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.times == 0
 
 
-def test_an_unwritable_cache_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_reported(bench: ScriptedMeasurement, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise DiskFullError("the disk filled up")
 
@@ -224,15 +226,15 @@ def test_an_unwritable_cache_is_reported(bench: Bench, monkeypatch: pytest.Monke
     assert bench.notices == ["the profile of this machine could not be saved: the disk filled up"]
 
 
-def test_a_file_system_without_direct_reads_is_reported(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_file_system_without_direct_reads_is_reported(
+    bench: ScriptedMeasurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring.disk, "reads_past_cache", lambda path: False)
     ask(bench)
     assert "O_DIRECT" in bench.notices[0]
 
 
-def test_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**10))
@@ -241,7 +243,7 @@ def test_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     machine._require_room("cpu")
 
 
-def test_a_known_machine_is_a_preset_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_is_a_preset_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card, laptop = machine.load_hardware("rtx-4090"), machine.load_hardware("laptop-8gb")
     monkeypatch.chdir(tmp_path)
     assert machine.load_hardware("rtx-4090.json") == card

@@ -30,7 +30,7 @@ def parts(plan: Plan, what: str) -> dict[str, int]:
     return {part.tier: part.bytes for part in plan.parts if part.what == what}
 
 
-def test_a_long_context_on_a_small_card() -> None:
+def test_long_context_on_a_small_gpu() -> None:
     """128k tokens of a 70B model on 12 GB: two layers' rows on the card, all of them in RAM."""
     plan = planned(LARGE, 12, 64, context=LONG)
     assert (plan.placement.caches, plan.context) == (Tier.HOST, LONG)
@@ -45,7 +45,7 @@ def test_a_long_context_on_a_small_card() -> None:
     assert device <= 12 * GB and host <= 64 * GB
     assert Plan.from_text(plan.to_text()) == plan
     assert any("KV cache is in RAM" in sentence for sentence in explain_placement(plan))
-    # What crosses the link besides weights.
+    # Bytes that cross the link in addition to weights.
     assert plan.hardware.link is not None
     moved = plan.costs.link - plan.streamed(Tier.DISK) / plan.hardware.disk.value
     assert moved == pytest.approx(80 * each * LONG / plan.hardware.link.value, rel=0.01)
@@ -53,7 +53,7 @@ def test_a_long_context_on_a_small_card() -> None:
         planned(LARGE, 12, 32, context=LONG)
 
 
-def test_where_there_is_room_they_stay() -> None:
+def test_kv_cache_stays_on_the_device_if_it_fits() -> None:
     plan = planned(MIDDLE, 24, 64, context=8192)
     assert plan.placement.caches is Tier.DEVICE
     wrong = replace(plan, placement=replace(plan.placement, caches=Tier.DISK))
@@ -65,7 +65,7 @@ def test_where_there_is_room_they_stay() -> None:
     assert "caches" not in text.split('"parts"')[0] and Plan.from_text(text) == short
 
 
-def test_in_8_bits_nearly_twice_the_context_fits() -> None:
+def test_int8_kv_cache_nearly_doubles_the_context() -> None:
     model, narrow = (planned(MIDDLE, 24, 64, context=16_384, kv_cache=kind) for kind in ("model", "int8"))
     before, after = (
         parts(plan, "caches")["device"] / (plan.context + plan.budget) for plan in (model, narrow)

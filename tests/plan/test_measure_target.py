@@ -1,4 +1,4 @@
-"""Benchmark of a loaded model: it leaves nothing behind, whatever was measured and wherever it stopped."""
+"""Benchmark of a loaded model: it leaves no changes, whatever was measured and wherever it stopped."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -73,7 +73,7 @@ def _state(engine: Engine) -> tuple[object, ...]:
         pytest.param("head alone", 0.02, marks=pytest.mark.exhaustive),
     ],
 )
-def test_answers_after_a_trial_are_the_same(
+def test_answers_after_a_benchmark_are_the_same(
     model: Path, expected: tuple[int, ...], name: str, seconds: float
 ) -> None:
     placement = PLACEMENTS[name]
@@ -106,7 +106,7 @@ def test_stopped_and_complete_passes(model: Path, monkeypatch: pytest.MonkeyPatc
         target.tree_model.cache.rewind(0)
 
 
-def test_an_interrupt_leaves_nothing(
+def test_interrupt_leaves_no_changes(
     model: Path, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny_engine(model, model, slots=2) as engine:
@@ -118,13 +118,13 @@ def test_an_interrupt_leaves_nothing(
 
         monkeypatch.setattr(layer.mlp, "forward", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            _try(engine, 600.0)  # or a busy machine breaks every pass off before that layer
+            _try(engine, 600.0)  # or a busy machine cuts every pass short before that layer
         monkeypatch.undo()
         assert _state(engine) == before
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
 
 
-def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
+def test_benchmark_measures_rows_times_and_the_link(model: Path) -> None:
     steps = list[tuple[int, int]]()
     with tiny_engine(model, "none", budget=64, slots=2) as engine:
         target = engine._assembly.target
@@ -146,7 +146,7 @@ def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
 
 
 @pytest.mark.parametrize("disturbed", [2, 64])
-def test_other_load_during_one_row_count_is_not_its_cost(
+def test_other_load_during_one_row_count_is_ignored(
     model: Path, monkeypatch: pytest.MonkeyPatch, disturbed: int
 ) -> None:
     """Otherwise trees of that size would cost the same as larger ones, and a plan would prefer those."""
@@ -166,13 +166,13 @@ def test_other_load_during_one_row_count_is_not_its_cost(
 
 
 @pytest.mark.parametrize("context", sampled_params([2, 17], 2))
-def test_a_context_with_room_for_little(model: Path, context: int) -> None:
+def test_small_context(model: Path, context: int) -> None:
     with tiny_engine(model, "none", budget=1, context=context) as engine:
         measured = PassBenchmark(engine._assembly.target, [], context + 1).measure(nothing, 0.0)
         assert measured.layer and engine._assembly.target.tree_model.cache.length == 0
 
 
-def test_a_trial_without_anything_to_stream_is_watched_between_layers_and_knows_no_link(model: Path) -> None:
+def test_benchmark_without_streaming_has_no_link_speed(model: Path) -> None:
     with tiny_engine(model, "none", placement=PLACEMENTS["resident"]) as engine:
         looks: list[int] = []
         target = engine._assembly.target
@@ -213,7 +213,7 @@ def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lea
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
 
 
-def test_steps_over_hardly_any_text_and_one_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_little_text_and_a_failing_step(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine(model, model) as engine:
         for ids in ([7], CALIBRATION[:9]):
             assert _steps(engine, ids=ids)[0]
@@ -244,7 +244,7 @@ def test_points_are_monotonic_and_disturbances_are_dropped() -> None:
     )
 
 
-def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:
+def test_model_of_two_layers_is_never_cut_short(tmp_path: Path) -> None:
     target = open_model(write_model(tmp_path / "model", num_hidden_layers=2))
     target.load(Placement.in_memory(2, (), 2), 64, nothing)
     try:

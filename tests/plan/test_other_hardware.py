@@ -60,7 +60,7 @@ def _kept(plan: Plan) -> bool:
     return Plan.from_text(plan.to_text()) == plan
 
 
-def test_a_configuration_is_enough(tmp_path: Path) -> None:
+def test_configuration_is_enough_for_a_plan(tmp_path: Path) -> None:
     """A file, a folder with nothing else in it, and the hub id of a well-known model give the same plan."""
     folder = _config_file(tmp_path, SMALL)
     found = [_plan(name, "laptop-8gb", draft="none") for name in (SMALL, f"{folder}/config.json", folder)]
@@ -72,7 +72,7 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
         _plan.__wrapped__(folder, "rtx-4090")
 
 
-def test_a_configuration_is_planned_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_is_planned_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its profile, with the free memory; an invalid configuration is an error of one line."""
     asked, told = list[str](), list[Event]()
 
@@ -110,10 +110,10 @@ def test_several_sequences() -> None:
     assert _kept(eight) and any("sequences" in sentence for sentence in explain(eight))
 
 
-def test_without_a_draft_a_pass_is_a_token() -> None:
+def test_without_a_draft_a_pass_yields_one_token() -> None:
     plan = _plan(LARGE, "rtx-4090-256gb", draft="none")
     assert (plan.draft, plan.budget, plan.forecast.tokens_per_pass) == ("none", 1, 1.0)
-    # All of it crosses PCIe, but for what VRAM keeps.
+    # All of it crosses PCIe, except the part kept in VRAM.
     moved = plan.streamed(Tier.HOST, Tier.DISK)
     assert 110 * GB < moved < 141 * GB
     assert plan.forecast.seconds_per_pass == pytest.approx(moved / 25e9, rel=0.01)
@@ -127,7 +127,7 @@ def test_without_a_draft_a_pass_is_a_token() -> None:
         ("rtx-3060-12gb", SMALL, 0.15, 0.4),
     ],
 )
-def test_a_70b_as_the_field_knows_it(machine: str, draft: str, slow: float, fast: float) -> None:
+def test_70b_model_matches_published_speeds(machine: str, draft: str, slow: float, fast: float) -> None:
     plan = _plan(LARGE, machine)
     assert (plan.draft, plan.draft_mode, plan.forecast.bound) == (draft, "full", "link")
     assert slow < plan.forecast.tok_per_s < fast
@@ -144,13 +144,13 @@ def test_a_70b_as_the_field_knows_it(machine: str, draft: str, slow: float, fast
         pytest.param("zai-org/GLM-4.5", "rtx-4090", 0.15, 0.3, marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_mixture_reads_experts_that_it_needs(model: str, machine: str, slow: float, fast: float) -> None:
+def test_moe_model_reads_only_needed_experts(model: str, machine: str, slow: float, fast: float) -> None:
     plan = _plan(model, machine, draft="none")
     experts, placed = plan.costs.experts, plan.placement
     assert experts is not None and 0 < placed.expert_slots < experts.count * experts.layers
     assert plan.forecast.bound == "link" and plan.budget == 1
     assert slow < plan.forecast.tok_per_s < fast
-    # What a token misses, by hand: its chosen experts but for the share that has room.
+    # Expert misses per token, by hand: its chosen experts except the share in memory.
     share = placed.expert_slots / (experts.count * experts.layers)
     near = next(part.bytes for part in plan.parts if part.what == "experts" and part.tier == Tier.DEVICE)
     missed = experts.layers * experts.chosen * (1 - share) * near / placed.expert_slots
@@ -162,7 +162,7 @@ def test_a_mixture_reads_experts_that_it_needs(model: str, machine: str, slow: f
 
 
 @pytest.mark.exhaustive
-def test_trees_pay_where_a_layer_has_few_experts_and_not_where_it_has_many() -> None:
+def test_trees_pay_with_few_experts_per_layer_and_not_with_many() -> None:
     """Of 8 experts a tree needs all, at four times a token's bytes; of 128, at sixteen times."""
     few = _plan("mistralai/Mixtral-8x7B-v0.1", "rtx-4090", draft="mistralai/Mistral-7B-v0.1", draft_bits=4)
     assert few.budget > 16 and few.forecast.tok_per_s > 1.5 * few.tok_per_s_alone
@@ -172,14 +172,14 @@ def test_trees_pay_where_a_layer_has_few_experts_and_not_where_it_has_many() -> 
     assert (many.placement, many.forecast) == (alone.placement, alone.forecast)
 
 
-def test_nobody_drafts_where_that_is_no_slower() -> None:
+def test_no_draft_if_it_is_not_faster() -> None:
     plan = plan_for_hardware(EngineConfig(SMALL), load_hardware("rtx-4090"))
     assert plan.draft == "none" and plan.placement.slots == 0
     assert plan.forecast.tok_per_s > 100
 
 
 @pytest.mark.exhaustive
-def test_a_machine_that_is_too_small() -> None:
+def test_machine_that_is_too_small() -> None:
     with pytest.raises(CapacityError, match="`vram`"):
         _plan(LARGE, "laptop-8gb", vram=3 * GB)
     with pytest.raises(CapacityError, match="`memory`"):
@@ -187,7 +187,7 @@ def test_a_machine_that_is_too_small() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_cpu_computes_layers_where_that_is_faster() -> None:
+def test_cpu_computes_layers_if_that_is_faster() -> None:
     """In bfloat16 only on request, since answers would depend on the plan; a row names the best number."""
 
     def planned(**layers: int) -> Plan:
@@ -210,7 +210,7 @@ def test_the_cpu_computes_layers_where_that_is_faster() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_cpu_computes_experts_where_that_is_faster() -> None:
+def test_cpu_computes_experts_if_that_is_faster() -> None:
     """In bfloat16 only on request, and a row shows the gain; in float32 by the plan."""
     ways: dict[str, Any] = {"draft": "none", "budget": 1, "vram": 12 * GB}
     copied, asked = (_plan(MIXTURE, "rtx-4090-256gb", experts=how, **ways) for how in ("auto", "cpu"))
@@ -246,7 +246,7 @@ def test_two_gpus() -> None:
         _plan(LARGE, "rtx-4090", device="all")
 
 
-def test_in_float32_a_plan_chooses_how_many_layers_the_cpu_computes() -> None:
+def test_float32_plan_chooses_the_number_of_cpu_layers() -> None:
     machine = replace(preset("laptop-8gb"), ram=64 * GB)
     plan = _plan(MIDDLE, machine, draft="none", budget=1, dtype="float32", memory=60 * GB)
     chosen = len(plan.placement.layers(Tier.CPU))
@@ -256,12 +256,12 @@ def test_in_float32_a_plan_chooses_how_many_layers_the_cpu_computes() -> None:
     assert plan.forecast.tok_per_s > 1.2 * none.forecast.tok_per_s
 
 
-def test_layers_of_the_cpu_that_ram_does_not_hold() -> None:
+def test_cpu_layers_that_do_not_fit_in_ram() -> None:
     with pytest.raises(CapacityError, match=r"layers of the CPU .* GB.*`memory`.*or `cpu_layers`"):
         _plan(LARGE, "rtx-4090", draft="none", budget=1, cpu_layers=60)
 
 
-def test_a_machine_with_a_gpu_may_leave_it_out() -> None:
+def test_gpu_may_be_left_unused() -> None:
     """A plan for it is followed if the model is computed on the CPU."""
     machine = preset("laptop-8gb")
     plan, beside = (_plan(MIDDLE, machine, device=device, draft="none") for device in ("cpu", "auto"))
@@ -287,12 +287,12 @@ def test_a_machine_with_a_gpu_may_leave_it_out() -> None:
         ({"device": "cpu", "memory": 100 * GB}, "`memory` is .*has 16.84 GB of RAM"),
     ],
 )
-def test_a_limit_above_what_a_machine_has(limit: dict[str, object], told: str) -> None:
+def test_limit_above_the_memory_of_a_machine(limit: dict[str, object], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         _plan(MIDDLE, "laptop-8gb", draft="none", **limit)
 
 
-def test_a_machine_without_a_gpu() -> None:
+def test_machine_without_a_gpu() -> None:
     plan = _plan(MIDDLE, LAPTOP)
     assert (plan.device, plan.vram, plan.hardware) == ("cpu", None, LAPTOP)
     assert {Tier.DISK} <= set(plan.placement.tiers) <= {Tier.DEVICE, Tier.DISK}
@@ -313,7 +313,7 @@ def test_a_machine_without_a_gpu() -> None:
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4.5),
     ],
 )
-def test_a_quantized_configuration(tmp_path: Path, quantized: dict[str, object], bits: float) -> None:
+def test_quantized_configuration(tmp_path: Path, quantized: dict[str, object], bits: float) -> None:
     folder = _config_file(tmp_path, MIDDLE, quantization_config=quantized)
     whole, packed = (_plan(model, "laptop-8gb", draft="none", vram=6 * GB) for model in (MIDDLE, folder))
     assert packed.streamed(Tier.HOST, Tier.DISK) < whole.streamed(Tier.HOST, Tier.DISK)
@@ -327,7 +327,7 @@ def test_a_quantized_configuration(tmp_path: Path, quantized: dict[str, object],
 
 
 @pytest.mark.exhaustive
-def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
+def test_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
     quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     folder = _config_file(tmp_path, LARGE, quantization_config=quantized)
     plan, alone = _plan(folder, "rtx-4090"), _plan(folder, "rtx-4090", draft="none")
@@ -345,7 +345,7 @@ def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
         assert [row.change for row in made.what_ifs].count("no draft") == (made is plan)
 
 
-def test_larger_memories_are_listed_while_they_help() -> None:
+def test_larger_memories_are_listed_if_they_help() -> None:
     plan = _plan(LARGE, "rtx-4090", draft=MIDDLE)
     speeds = [row.tok_per_s or 0.0 for row in plan.what_ifs if row.change.endswith(" of RAM")]
     first, second = speeds  # of three: twice the RAM holds all layers
@@ -380,7 +380,7 @@ def test_what_ifs_equal_plans_with_those_settings(
     around: dict[str, object] = {"draft": SMALL, "context": 2048, "memory": 24 * GB}
     if setting == "kv_cache":
         around["context"] = 24576
-    if setting == "draft_bits":  # a large draft, beside a target that is small already
+    if setting == "draft_bits":  # a large draft, next to a target that is small already
         model, machine, around = LARGE, preset("rtx-4090"), {"draft": MIDDLE, "quantize": "nf4"}
     plan = _plan(model, machine, **around)
     row = _row(plan, change)
@@ -390,7 +390,7 @@ def test_what_ifs_equal_plans_with_those_settings(
     assert not any(row.change == change for row in followed.what_ifs)
 
 
-def test_a_target_that_is_to_be_rounded() -> None:
+def test_target_to_be_quantized() -> None:
     whole = _plan(MIDDLE, "laptop-8gb", draft="none", vram=6 * GB)
     for to, bits in (("nf4", 4.25), ("int4-g64", 4.5)):
         plan = _plan(MIDDLE, "laptop-8gb", draft="none", vram=6 * GB, quantize=to)
@@ -402,12 +402,12 @@ def test_a_target_that_is_to_be_rounded() -> None:
 @pytest.mark.parametrize(
     ("memory", "said"), [(8, r"nearly fits: \S+ GB of RAM would hold all layers$"), (12, "all layers in RAM")]
 )
-def test_a_rounded_target_that_nearly_fits(memory: int, said: str) -> None:
+def test_quantized_target_that_nearly_fits(memory: int, said: str) -> None:
     plan = _plan(MIDDLE, replace(LAPTOP, ram=16 * GB), draft=SMALL, memory=memory * GB, budget=64)
     assert re.search(said, _row(plan, "packed to nf4").note)
 
 
-def test_a_draft_that_is_left_out_is_reported() -> None:
+def test_omitted_draft_is_reported() -> None:
     plan = _plan(LARGE, LAPTOP, draft="self", memory=8 * GB)
     assert plan.draft_mode == "none"
     [note] = plan.notes
@@ -424,7 +424,7 @@ def test_without_a_network_alternatives_are_named(monkeypatch: pytest.MonkeyPatc
         make_plan(EngineConfig("someone/unknown-7B"))
 
 
-def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_this_process_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan(SMALL, "laptop-8gb", memory=2 * GB)
     _plan.cache_clear()
     monkeypatch.setattr("offspec.core.memory.resident_bytes", lambda: 3 * GB)
@@ -432,7 +432,7 @@ def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _plan(SMALL, "laptop-8gb", memory=2 * GB).placement == plan.placement
 
 
-def test_a_larger_draft_is_expected_to_guess_better() -> None:
+def test_larger_draft_has_a_higher_predicted_acceptance() -> None:
     shares = [0.001, 0.007, 1.24 / 69.5, 0.05, 7.5 / 69.5]
     calibrations = [typical(MODEL, share) for share in shares]
     expected = [expected_tokens(calibration.forest, 256) for calibration in calibrations]
@@ -444,7 +444,7 @@ def test_a_larger_draft_is_expected_to_guess_better() -> None:
 
 
 @pytest.mark.parametrize("kind", [SELF_DRAFT, MODEL], ids=["self", "model"])
-def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: TypicalDraft) -> None:
+def test_draft_in_fewer_bits_has_a_lower_predicted_acceptance(kind: TypicalDraft) -> None:
     found = [typical(kind, bits=bits) for bits in (4, 3, 2)]
     expected = [expected_tokens(calibration.forest, 128) for calibration in found]
     accepted = [calibration.acceptance()[:, 0].mean() for calibration in found]
@@ -454,7 +454,7 @@ def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: TypicalDraft) ->
 
 
 @pytest.mark.exhaustive
-def test_a_plan_names_the_bits_of_its_draft() -> None:
+def test_plan_names_the_bits_of_its_draft() -> None:
     """The draft is quantized, as in a run, on request, or if smaller trees do not make enough room."""
     plan = _plan(LARGE, "laptop-8gb", draft=SMALL, draft_bits=3)
     assert "in 3 bits, not measured" in plan.acceptance

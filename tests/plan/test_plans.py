@@ -1,4 +1,4 @@
-"""Plans from run to run: saved and followed without measuring, remade with a notice if they do not fit."""
+"""Plans from run to run: saved and reused without measuring, renewed with a notice if they do not fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.support.plan_fixtures import (
     PROMPT,
     PlanEnvironment,
     least_memory,
-    saved,
+    save_plan,
     write_large,
 )
 from tests.support.tiny_models import disturb, tiny_engine, write_model
@@ -35,19 +35,19 @@ GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
-def test_a_plan_is_kept_and_followed(world: PlanEnvironment) -> None:
-    plan = world.plan()
-    assert world.measured == 1 and world.notices == []
+def test_plan_is_saved_and_reused(plan_env: PlanEnvironment) -> None:
+    plan = plan_env.plan()
+    assert plan_env.measured == 1 and plan_env.notices == []
     assert plan.budget > 1 and plan.forecast.tokens_per_pass > 1
-    assert world.followed() == plan
-    world.followed(learn=False)
-    assert world.measured == 1
-    world.plan(replan=True)
-    assert world.measured == 2 and world.notices == []
+    assert plan_env.expect_reuse() == plan
+    plan_env.expect_reuse(learn=False)
+    assert plan_env.measured == 1
+    plan_env.plan(replan=True)
+    assert plan_env.measured == 2 and plan_env.notices == []
 
 
-def test_each_case_has_a_plan_of_its_own(world: PlanEnvironment) -> None:
-    opened = open_models(world.config(), lambda event: None)
+def test_each_case_has_its_own_plan(plan_env: PlanEnvironment) -> None:
+    opened = open_models(plan_env.config(), lambda event: None)
     opened.close()
 
     def key(**settings: Any) -> str:
@@ -58,45 +58,45 @@ def test_each_case_has_a_plan_of_its_own(world: PlanEnvironment) -> None:
 
     own = {"memory": 2 * GB, "context": 64, "budget": 32, "width": 3, "verify": "plain", "tree": "sequoia"}
     own |= {"temperature": 0.6, "draft": "auto", "draft_bits": 4, "dtype": "bfloat16", "sequences": 4}
-    cases = [{}, {"draft_bits": 3}, {"model": str(world.near)}, *({name: own[name]} for name in own)]
+    cases = [{}, {"draft_bits": 3}, {"model": str(plan_env.near)}, *({name: own[name]} for name in own)]
     assert len({key(**case) for case in cases}) == len(cases)
-    assert key(learn=False) == key() == key(model=f"{world.target}/../{world.target.name}")
+    assert key(learn=False) == key() == key(model=f"{plan_env.target}/../{plan_env.target.name}")
     assert key(draft="self") == key(draft="substitute") != key()
 
 
 @pytest.mark.exhaustive
-def test_a_plan_of_several_sequences(world: PlanEnvironment, tmp_path: Path) -> None:
-    plan = world.plan(sequences=4)
+def test_plan_of_several_sequences(plan_env: PlanEnvironment, tmp_path: Path) -> None:
+    plan = plan_env.plan(sequences=4)
     assert (plan.sequences, plan.budget) == (4, 64) and plan.forecast.tokens_per_pass > 4
     assert [row.sequences for row in plan.shared][:3] == [1, 2, 4]
-    assert world.followed(sequences=4) == plan
-    with world.load(plan=saved(plan, tmp_path / "plan.json")) as engine:
+    assert plan_env.expect_reuse(sequences=4) == plan
+    with plan_env.load(plan=save_plan(plan, tmp_path / "plan.json")) as engine:
         assert engine.config.sequences == 4 and engine.budget == 64
         assert engine.generate(PROMPT, GREEDY).token_ids
-    roots = saved(plan, tmp_path / "roots.json", budget=4)
-    with world.load(plan=roots) as engine:
+    roots = save_plan(plan, tmp_path / "roots.json", budget=4)
+    with plan_env.load(plan=roots) as engine:
         assert engine.budget == 1, "a root for each of the sequences"
         assert engine.generate(PROMPT, GREEDY).token_ids
 
 
 @pytest.mark.parametrize("which", sampled_params(["model", "draft"], "model"))
-def test_a_changed_model_remakes_the_plan(which: str, world: PlanEnvironment, tmp_path: Path) -> None:
+def test_changed_model_renews_the_plan(which: str, plan_env: PlanEnvironment, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
     given = {which: str(folder)}
-    old = world.plan(**given)
+    old = plan_env.plan(**given)
     disturb(folder)
-    new = world.remade("another version of", **given)
+    new = plan_env.expect_replan("another version of", **given)
     assert (new.target_print != old.target_print) == (which == "model")
-    assert which == "draft" or str(folder) in world.notices[0]
-    assert world.followed(**given) == new
+    assert which == "draft" or str(folder) in plan_env.notices[0]
+    assert plan_env.expect_reuse(**given) == new
 
 
 @pytest.mark.exhaustive
-def test_other_free_memory_remakes_a_plan(
-    world: PlanEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_changed_free_memory_renews_a_plan(
+    plan_env: PlanEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_large(tmp_path / "large")
-    settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
+    settings = {"model": folder, "draft": "auto", "budget": 64}  # it keeps the draft
     least = least_memory(folder, draft="auto", budget=64)
 
     def free(more: int) -> None:
@@ -105,68 +105,68 @@ def test_other_free_memory_remakes_a_plan(
         monkeypatch.setattr(process_memory, "resident_bytes", lambda: 0)
 
     free(12 * MB)
-    tight = world.plan(**settings)
+    tight = plan_env.plan(**settings)
     assert tight.placement.slots
     free(14 * MB)
-    assert world.followed(**settings) == tight, "a little more is left alone"
+    assert plan_env.expect_reuse(**settings) == tight, "a little more is left alone"
     free(2 * least)
-    roomy = world.remade("are free now", **settings)
+    roomy = plan_env.expect_replan("are free now", **settings)
     assert not roomy.placement.slots
     free(9 * least)
-    assert world.followed(**settings) == roomy, "where nothing streams, more is of no use"
+    assert plan_env.expect_reuse(**settings) == roomy, "where nothing streams, more is of no use"
     free(12 * MB)
-    again = world.remade("does not fit", **settings)
+    again = plan_env.expect_replan("does not fit", **settings)
     assert again.placement == tight.placement
 
 
-def test_a_plan_reports_that_the_machine_was_busy(
-    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert world.plan().notes == ()
+def test_plan_reports_a_busy_machine(plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan_env.plan().notes == ()
     monkeypatch.setattr(prepare, "measure", lambda *given: replace(MEASURED, contended=True))
-    (note,) = world.plan(replan=True).notes
+    (note,) = plan_env.plan(replan=True).notes
     assert "Other processes used the CPU" in note and "--replan" in note
-    assert any("--replan" in notice for notice in world.notices)
+    assert any("--replan" in notice for notice in plan_env.notices)
 
 
-def _record(world: PlanEnvironment) -> DraftRecord:
-    opened = open_models(world.config(), lambda event: None)
+def _record(plan_env: PlanEnvironment) -> DraftRecord:
+    opened = open_models(plan_env.config(), lambda event: None)
     opened.close()
     return draft_record(opened, 16)
 
 
 @pytest.mark.exhaustive
-def test_learned_acceptance_is_saved(world: PlanEnvironment) -> None:
-    assert world.plan().acceptance.endswith("not measured")
-    tau = world.learn()
-    found = _record(world).find(0.0, True)
+def test_learned_acceptance_is_saved(plan_env: PlanEnvironment) -> None:
+    assert plan_env.plan().acceptance.endswith("not measured")
+    tau = plan_env.learn()
+    found = _record(plan_env).find(0.0, True)
     assert found is not None and found.passes > 8 and len(found.forest) >= 8
     assert tau != 1.0 and found.fit.tau == pytest.approx(tau, abs=1e-5)
-    plan = world.remade("the draft's acceptance rate is now measured")
+    plan = plan_env.expect_replan("the draft's acceptance rate is now measured")
     assert plan.acceptance == f"measured over {found.passes} passes"
-    assert world.followed() == plan, "once"
-    with world.load() as engine:
+    assert plan_env.expect_reuse() == plan, "once"
+    with plan_env.load() as engine:
         known = engine.drafting.calibration(engine.sources[0], 0.0, True)
         assert known.fit.tau == pytest.approx(tau, abs=1e-5)
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_learnt_unless_wanted(world: PlanEnvironment) -> None:
-    world.plan()
-    before = world.files()
-    world.learn(learn=False)
-    assert world.files() == before and world.followed(learn=False).acceptance.endswith("not measured")
-    world.learn(prompts=1)
-    assert world.files() != before
+def test_nothing_is_learned_if_disabled(plan_env: PlanEnvironment) -> None:
+    plan_env.plan()
+    before = plan_env.files()
+    plan_env.learn(learn=False)
+    assert plan_env.files() == before and plan_env.expect_reuse(learn=False).acceptance.endswith(
+        "not measured"
+    )
+    plan_env.learn(prompts=1)
+    assert plan_env.files() != before
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("temperature", "given"), [(1.0, {}), (0.0, {"budget": 48, "width": 6})])
-def test_a_static_tree_gives_the_same_answer(
-    world: PlanEnvironment, temperature: float, given: dict[str, int]
+def test_static_tree_gives_the_same_answer(
+    plan_env: PlanEnvironment, temperature: float, given: dict[str, int]
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
-    with world.load(tree="sequoia", temperature=temperature, **given) as engine:
+    with plan_env.load(tree="sequoia", temperature=temperature, **given) as engine:
         assert engine.plan is not None and engine.plan.tree == "sequoia"
         shape = engine.drafting.policy.shape
         assert shape is not None and 1 < len(shape) <= engine.budget == given.get("budget", engine.budget)
@@ -186,80 +186,82 @@ def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_draft_that_has_no_room_promises_nothing(
-    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+def test_draft_that_does_not_fit_has_no_forecast(
+    plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _no_room(monkeypatch)
     for _ in range(2):
-        with world.load(draft="self") as engine:
+        with plan_env.load(draft="self") as engine:
             plan = engine.plan
             assert plan is not None and (plan.draft, plan.draft_mode) == ("self", "none")
             assert plan.budget == 1 and plan.forecast.tokens_per_pass == 1.0 and engine.draft == "none"
-        assert len(world.notices) == 1 and "no draft" in world.notices[0]
-    assert world.measured == 1
-    assert rehearsal.make_plan(world.config(draft="self"), notify=world.notify) == plan
+        assert len(plan_env.notices) == 1 and "no draft" in plan_env.notices[0]
+    assert plan_env.measured == 1
+    assert rehearsal.make_plan(plan_env.config(draft="self"), notify=plan_env.notify) == plan
 
 
-def test_without_any_room_lookups_guess_without_a_plan(
-    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+def test_lookups_draft_without_a_plan_if_nothing_else_fits(
+    plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _no_room(monkeypatch)
-    with world.load(draft="auto") as engine:
+    with plan_env.load(draft="auto") as engine:
         assert (engine.plan, engine.draft, engine.budget) == (None, "suffix", 64)
         prompt = [*PROMPT, *PROMPT[:4]]
         copied, alone = (engine.generate(prompt, GREEDY, draft=draft) for draft in (None, "none"))
         assert copied.token_ids == alone.token_ids
-    assert len(world.notices) == 1 and "suffix alone" in world.notices[0] and world.measured == 0
-    plan = rehearsal.make_plan(world.config(draft="auto"), notify=world.notify)
+    assert len(plan_env.notices) == 1 and "suffix alone" in plan_env.notices[0] and plan_env.measured == 0
+    plan = rehearsal.make_plan(plan_env.config(draft="auto"), notify=plan_env.notify)
     assert (plan.draft, plan.draft_mode, plan.budget) == ("auto", "none", 64)
     assert plan.forecast.tokens_per_pass == 1.0 and "suffix" in plan.notes[0]
 
 
 @pytest.mark.exhaustive
-def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: PlanEnvironment, asked: None) -> None:
+def test_model_that_fits_answers_before_a_draft_is_prepared(
+    plan_env: PlanEnvironment, few_prompts: None
+) -> None:
     """If requested, until a plan shows that a draft pays; a named draft is prepared."""
-    with world.load(draft="auto", at_once=True) as engine:
+    with plan_env.load(draft="auto", at_once=True) as engine:
         assert (engine.plan, engine.draft) == (None, "suffix")
         answer = engine.generate(PROMPT, GREEDY).token_ids
-    assert world.measured == 0 and not any((world.cache / QUANTIZED).glob("*"))
-    assert len(world.notices) == 1 and "it starts without a draft model" in world.notices[0]
+    assert plan_env.measured == 0 and not any((plan_env.cache / QUANTIZED).glob("*"))
+    assert len(plan_env.notices) == 1 and "it starts without a draft model" in plan_env.notices[0]
     for settings in ({"draft": "self", "at_once": True}, {"draft": "auto", "memory": "3GB"}):
-        with world.load(**settings) as engine:
+        with plan_env.load(**settings) as engine:
             assert engine.plan is not None and "self" in engine.draft
             assert engine.generate(PROMPT, GREEDY).token_ids == answer
-    plan = rehearsal.make_plan(world.config(draft="auto"), notify=world.notify)
+    plan = rehearsal.make_plan(plan_env.config(draft="auto"), notify=plan_env.notify)
     assert plan.draft_mode != "none"
-    with world.load(draft="auto", at_once=True) as engine:
-        assert engine.plan == plan and "self" in engine.draft and not world.notices
+    with plan_env.load(draft="auto", at_once=True) as engine:
+        assert engine.plan == plan and "self" in engine.draft and not plan_env.notices
         assert engine.generate(PROMPT, GREEDY).token_ids == answer
 
 
-def test_a_model_that_streams_is_planned_for(world: PlanEnvironment, tmp_path: Path) -> None:
+def test_streaming_model_is_planned(plan_env: PlanEnvironment, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
     least = least_memory(folder, draft="auto", budget=64)
-    plan = world.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
+    plan = plan_env.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
     assert plan.placement.slots
 
 
-def test_a_second_engine_fits_next_to_the_first(world: PlanEnvironment) -> None:
-    plan = world.plan()
-    with world.load() as engine, tiny_engine(world.target, "none") as other:
+def test_second_engine_fits_next_to_the_first(plan_env: PlanEnvironment) -> None:
+    plan = plan_env.plan()
+    with plan_env.load() as engine, tiny_engine(plan_env.target, "none") as other:
         assert engine.plan == plan
         assert other.generate(PROMPT, GREEDY).token_ids == engine.generate(PROMPT, GREEDY).token_ids
-    assert world.measured == 1
+    assert plan_env.measured == 1
 
 
 @pytest.mark.exhaustive
-def test_a_shape_is_planned_again_from_learned_acceptance(world: PlanEnvironment) -> None:
+def test_shape_is_planned_again_from_learned_acceptance(plan_env: PlanEnvironment) -> None:
     """Trees of one shape leave no records of growth, and the plan's what-ifs do without."""
-    world.learn(tree="sequoia")
-    plan = world.remade("the draft's acceptance rate is now measured", tree="sequoia")
+    plan_env.learn(tree="sequoia")
+    plan = plan_env.expect_replan("the draft's acceptance rate is now measured", tree="sequoia")
     assert plan.tree == "sequoia" and plan.acceptance.startswith("measured")
 
 
 @pytest.mark.parametrize("draft", sampled_params(["near", "auto"], "near"))
-def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
-    draft: str, world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+def test_slow_draft_leaves_its_memory_to_the_target(
+    draft: str, plan_env: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(MEASURED, step=((1, 1.0), (64, 2.0)))
     calls = list[object]()
@@ -269,17 +271,17 @@ def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
         return slow
 
     monkeypatch.setattr(prepare, "measure", measure)
-    given: dict[str, Any] = {"draft": str(world.near) if draft == "near" else draft}
+    given: dict[str, Any] = {"draft": str(plan_env.near) if draft == "near" else draft}
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True)
-    with world.load(**given, budget=16, width=4) as engine:
+    with plan_env.load(**given, budget=16, width=4) as engine:
         expected = engine.generate(PROMPT, params).token_ids
     for _ in range(2):
-        with world.load(**given) as engine:
+        with plan_env.load(**given) as engine:
             assert engine.plan is not None and engine.plan.draft_mode == "none"
             assert "left out" in engine.plan.notes[-1] and "tokens per second" in engine.plan.notes[-1]
             assert not engine.drafting.describe_sources(engine.drafting.names).startswith("near")
             assert engine.generate(PROMPT, params).token_ids == expected
-        assert any("faster without the draft model" in text for text in world.notices)
+        assert any("faster without the draft model" in text for text in plan_env.notices)
     assert len(calls) == 1, "the second run follows the plan of the first"
-    with world.load(**given, budget=16) as engine:
+    with plan_env.load(**given, budget=16) as engine:
         assert engine.plan is not None and engine.plan.draft_mode != "none"

@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def _learnt(temperature: float, coupled: bool, passes: int = 3) -> DraftRecord:
+def _learned(temperature: float, coupled: bool, passes: int = 3) -> DraftRecord:
     record = DraftRecord("target", "draft")
     entry = record.entry(temperature, coupled)
     entry.forest = typical(MODEL).forest[:2]
@@ -35,7 +35,7 @@ def _only_file(folder: Path) -> Path:
     return file
 
 
-# What may lie where a file of ours is looked for; none of it is one.
+# Possible contents where one of our files is expected; none is valid.
 FOREIGN: dict[str, Callable[[str], bytes]] = {
     "cut off": lambda text: text.encode()[: len(text) // 2],
     "no text": lambda text: b"\xff\xfe\x00" + text.encode(),
@@ -51,7 +51,7 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
 }
 
 
-def test_a_plan_is_saved_under_its_key_and_remade_if_damaged(cache: Path) -> None:
+def test_plan_is_saved_under_its_key_and_renewed_if_damaged(cache: Path) -> None:
     assert records.load_plan("one") is None
     for kind in ("cut off", "no text", "of the future"):
         records.save_plan("one", small())
@@ -63,26 +63,26 @@ def test_a_plan_is_saved_under_its_key_and_remade_if_damaged(cache: Path) -> Non
     file.unlink()
     file.mkdir()
     assert records.load_plan("one") is None
-    records.save_plan("one", small())  # which a folder takes no file for
+    records.save_plan("one", small())  # a folder cannot be replaced by a file
 
 
 @pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_files_that_are_none_of_ours(change: Callable[[str], bytes], tmp_path: Path, cache: Path) -> None:
+def test_foreign_files(change: Callable[[str], bytes], tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_bytes(change(small().to_text()))
     with pytest.raises(PlanError, match=r"mine\.json") as caught:
         records.read_plan(file)
     assert "\n" not in str(caught.value)
-    _learnt(0.0, True).save()
+    _learned(0.0, True).save()
     file = _only_file(cache)
     file.write_bytes(change(file.read_text("utf-8")))
     record = DraftRecord("target", "draft")
     assert record.find(0.0, True) is None and record.nearest(0.0, True) is None
-    _learnt(0.0, True).save()
+    _learned(0.0, True).save()
     assert DraftRecord("target", "draft").find(0.0, True) is not None
 
 
-def test_errors_of_a_named_plan(tmp_path: Path) -> None:
+def test_errors_for_a_named_plan(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     for place, reason in ((file, "No such file"), (tmp_path, "directory")):
         with pytest.raises(PlanError, match=reason):
@@ -98,12 +98,12 @@ def test_errors_of_a_named_plan(tmp_path: Path) -> None:
         file.write_text(json.dumps(small().to_json() | {key: value}))
         with pytest.raises(PlanError, match=reason):
             records.read_plan(file)
-    file.write_text('{"version": 1, "profiles": {}}')  # a file of ours, but of another kind
+    file.write_text('{"version": 1, "profiles": {}}')  # one of our files, but of another kind
     with pytest.raises(PlanError, match="not a plan"):
         records.read_plan(file)
 
 
-def test_keys_tell_cases_apart() -> None:
+def test_keys_differ_between_cases() -> None:
     cases = [("a", "b"), ("a", None), ("ab",), ("a", "b", 1), ("a", "b", 1.5), ("b", "a")]
     keys = [records.key_of(*case) for case in cases]
     assert len(set(keys)) == len(cases) and keys == [records.key_of(*case) for case in cases]
@@ -113,7 +113,7 @@ def test_keys_tell_cases_apart() -> None:
 def test_saved_calibrations_are_found_again(cache: Path) -> None:
     DraftRecord("target", "draft").save()
     assert not list(cache.rglob("*.json")), "nothing learnt leaves no file"
-    record = _learnt(0.6, coupled=True)
+    record = _learned(0.6, coupled=True)
     record.entry(0.6, True).fit.observations = 17
     record.save()
     again = DraftRecord("target", "draft")
@@ -127,14 +127,14 @@ def test_saved_calibrations_are_found_again(cache: Path) -> None:
 
 
 def test_entries_are_separate_by_temperature_and_rule() -> None:
-    record = _learnt(0.6, coupled=True)
+    record = _learned(0.6, coupled=True)
     assert record.find(0.6, False) is None and record.find(0.7, True) is None
     assert record.find(0.601, True) is record.find(0.6, True), "to two digits"
     assert record.entry(0.0, True) is record.entry(0.0, False), "greedy decoding knows no rule"
 
 
 def test_the_nearest_temperature_of_the_same_rule() -> None:
-    record = _learnt(0.9, coupled=True)
+    record = _learned(0.9, coupled=True)
     coupled = record.find(0.9, True)
     assert record.nearest(0.6, True) is coupled, "known at another temperature"
     assert record.nearest(0.6, False) is None, "plain decoding accepts otherwise"
@@ -149,8 +149,8 @@ def test_the_nearest_temperature_of_the_same_rule() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "warm alone", "nan alone", "-1 alone", "0", "0 both", "0 alone 0"])
-def test_an_entry_by_no_name_of_ours_is_left_out(name: str, cache: Path) -> None:
-    _learnt(0.0, True).save()
+def test_entry_with_a_foreign_name_is_ignored(name: str, cache: Path) -> None:
+    _learned(0.0, True).save()
     file = _only_file(cache)
     found = json.loads(file.read_text())
     entry = found["entries"].pop("0 alone")
@@ -159,8 +159,8 @@ def test_an_entry_by_no_name_of_ours_is_left_out(name: str, cache: Path) -> None
     assert record.nearest(0.0, True) is None and record.nearest(0.7, True) is None
 
 
-def test_one_damaged_entry_leaves_the_others(cache: Path) -> None:
-    record = _learnt(0.0, True)
+def test_one_damaged_entry_keeps_the_others(cache: Path) -> None:
+    record = _learned(0.0, True)
     record.entry(1.0, True).end_pass(2.0, 2)
     record.save()
     file = _only_file(cache)
@@ -174,7 +174,7 @@ def test_one_damaged_entry_leaves_the_others(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["no folder", "no folders in it", "a full disk"])
-def test_a_cache_that_takes_nothing_is_silent(why: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_cache_is_ignored_silently(why: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> None:
         raise DiskFullError("the disk filled up")
 
@@ -188,5 +188,5 @@ def test_a_cache_that_takes_nothing_is_silent(why: str, cache: Path, monkeypatch
         monkeypatch.setattr(records, "write_atomic", full)
     records.save_plan("one", small())
     assert records.load_plan("one") is None
-    _learnt(0.0, True).save()
+    _learned(0.0, True).save()
     assert DraftRecord("target", "draft").find(0.0, True) is None

@@ -1,8 +1,8 @@
-"""What the rings of `offspec.stream` do, event by event, for units that are read, copied and computed with.
+"""Simulation of the rings of `offspec.stream`, event by event, for units that are read, copied and computed.
 
-A stand-in for the rings and nothing else: no threads, no clocks. The order of events follows from three
-rules. A worker fills one unit after another; it begins a unit when the slot that it goes to was released;
-and the consumer computes with a unit when it has come, in order, and releases it then.
+It models the rings only, without threads and clocks. Three rules determine the order of events. A worker
+fills one unit after another. It begins a unit once the slot for it was released. The consumer computes with
+a unit once it has arrived, in order, and then releases it.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A layer or a block of the head. Seconds of reading it from disk, copying it, computing with it.
+    """A layer or a block of the head. Seconds to read it from disk, to copy it and to compute with it.
 
-    copy is 0 where units are computed from the slots they are read into; both are 0 where the unit stays.
+    copy is 0 if units are computed from the slots they are read into; both are 0 if the unit is resident.
     """
 
     compute: float
@@ -26,7 +26,7 @@ class Unit:
 
 
 class _Ring:
-    """Fills slots one at a time, each when its last holder has released it."""
+    """Fills slots one at a time, each once its last holder has released it."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -34,24 +34,25 @@ class _Ring:
         self._released: list[float] = []
 
     def fill(self, seconds: float, ready: float = 0.0) -> float:
-        """When the next unit is whole, if it takes so many seconds and may not begin before `ready`."""
+        """Return when the next unit is complete, if it takes `seconds` and may begin at `ready`."""
         place = len(self._released)
         free = self._released[place - self._slots] if place >= self._slots else 0.0
         self._filled = max(self._filled, free, ready) + seconds
         return self._filled
 
     def release(self, at: float) -> None:
-        """Give back the slot of the unit that was filled last."""
+        """Release the slot of the unit that was filled last."""
         self._released.append(at)
 
 
 def seconds_per_pass(
     units: Sequence[Unit], draft: float, around: float, slots: int, staging: int, passes: int = 12
 ) -> float:
-    """Seconds of a pass in steady state: the mean of the later half of so many.
+    """Return the seconds of a pass in steady state: the mean of the later half of the passes.
 
-    units in the order in which a pass needs them. draft: before each pass; around: of a pass besides its
-    units. slots: that units are computed from; staging: those before them, 0 where nothing is copied.
+    units: in the order in which a pass needs them. draft: seconds before each pass; around: seconds of a
+        pass in addition to its units. slots: number of slots that units are computed from; staging: slots
+        before those, 0 if nothing is copied.
     """
     ring, stages = _Ring(slots), _Ring(staging)
     now, ends = 0.0, list[float]()

@@ -1,4 +1,4 @@
-"""Learning how a draft's scores should be read, and keeping what was learned."""
+"""Learned corrections of a draft's scores, and their storage."""
 
 import json
 from typing import Any
@@ -29,14 +29,14 @@ WORDS = 12
 
 
 def _contexts(random: np.random.Generator, count: int, children: int = RANKS) -> NDArray[np.float32]:
-    """Log-probabilities [count, K] of the likeliest of 40 tokens, descending."""
+    """Log-probabilities [count, K] of the most likely of 40 tokens, descending."""
     x = -np.sort(-random.normal(0, 2, (count, 40)), axis=1)
     x -= np.log(np.exp(x).sum(axis=1, keepdims=True))
     return np.asarray(x[:, :children], np.float32)
 
 
-def _taught(seed: int, observations: int = 200) -> Calibration:
-    """A calibration that has seen something, at many depths."""
+def _trained(seed: int, observations: int = 200) -> Calibration:
+    """A calibration with observations at many depths."""
     random = np.random.default_rng(seed)
     calibration = Calibration()
     for count in range(observations):
@@ -50,8 +50,8 @@ def _taught(seed: int, observations: int = 200) -> Calibration:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.integers(1, RANKS), st.integers(0, 30))
-def test_corrected_probabilities_stay_probabilities(seed: int, children: int, depth: int) -> None:
-    table, random = _taught(seed).table, np.random.default_rng(seed)
+def test_corrected_values_are_probabilities(seed: int, children: int, depth: int) -> None:
+    table, random = _trained(seed).table, np.random.default_rng(seed)
     log_probs = _contexts(random, 6, children)
     assert np.array_equal(DepthRankTable().apply(log_probs, [depth]), log_probs), (
         "an empty table changes nothing"
@@ -60,14 +60,14 @@ def test_corrected_probabilities_stay_probabilities(seed: int, children: int, de
     assert corrected.dtype == np.float32 and (corrected <= 0).all()
     assert (np.exp(corrected).sum(axis=1) <= 1 + 1e-5).all()
     assert np.array_equal(table.apply(log_probs, [depth] * 6), corrected)
-    # What differs from the temperature's estimate is the factor of each rank, and one divisor for all.
+    # The differences from the temperature's estimate: a factor for each rank, and one common divisor.
     moved = corrected - log_probs - table.log_factors[min(depth, DEPTHS - 1), :children]
     assert np.allclose(moved, moved[:, :1], atol=1e-4)
     assert np.abs(table.log_factors).max() <= np.log(5) + 1e-6
 
 
-def test_the_table_finds_what_the_temperature_cannot_say() -> None:
-    """A target that takes second choices too often, and more so far from the root."""
+def test_table_corrects_errors_that_the_temperature_cannot() -> None:
+    """A target that takes second choices too often, increasingly so far from the root."""
     random = np.random.default_rng(1)
     table = DepthRankTable()
 
@@ -93,7 +93,7 @@ def test_the_table_finds_what_the_temperature_cannot_say() -> None:
         assert abs(found - wanted) < 0.5 * abs(np.exp(raw[:, 1]).mean() - wanted)
 
 
-def test_a_nan_teaches_nothing() -> None:
+def test_nan_is_ignored() -> None:
     calibration = Calibration()
     broken = np.full(RANKS, np.nan, np.float32)
     calibration.observe(0, broken, broken, 3)
@@ -101,7 +101,7 @@ def test_a_nan_teaches_nothing() -> None:
     assert calibration.fit.observations == 0 and not calibration.table.log_factors.any()
 
 
-def test_acceptance_is_what_was_counted_and_a_guess_elsewhere() -> None:
+def test_acceptance_is_counted_or_estimated() -> None:
     table = DepthRankTable()
     assert table.acceptance().shape == (DEPTHS, RANKS)
     assert (np.diff(table.acceptance()[0]) <= 0).all()
@@ -114,7 +114,7 @@ def test_acceptance_is_what_was_counted_and_a_guess_elsewhere() -> None:
     assert (accepted >= 0).all() and (accepted.sum(axis=1) <= 1 + 1e-9).all()
 
 
-def test_passes_correct_what_is_expected() -> None:
+def test_passes_correct_the_expected_tokens() -> None:
     calibration = Calibration()
     assert calibration.correction == 1.0
     for _ in range(400):
@@ -125,8 +125,8 @@ def test_passes_correct_what_is_expected() -> None:
     assert calibration.correction == 2.0
 
 
-def test_a_walk_teaches_its_ranks_and_counts_as_a_pass() -> None:
-    """A child that was not in the tree has its rank all the same; what ended the text is no miss."""
+def test_walk_updates_ranks_and_counts_as_a_pass() -> None:
+    """A child missing in the tree still has its rank; the end of the text is not a miss."""
     calibration = Calibration()
     scorer = greedy_scorer(WORDS, calibration)
     mixture = Mixture.single(TableDrafter(random_table(3, size=WORDS)), scorer)
@@ -145,8 +145,8 @@ def test_a_walk_teaches_its_ranks_and_counts_as_a_pass() -> None:
     assert calibration.expected == pytest.approx(0.995 * tree.expected_tokens + promised)
 
 
-def test_json_keeps_everything() -> None:
-    calibration = _taught(4)
+def test_json_round_trip() -> None:
+    calibration = _trained(4)
     for tree in typical(MODEL).forest[:3] * 20:
         calibration.remember(tree)
     assert len(calibration.forest) == FOREST
@@ -196,7 +196,7 @@ def test_damaged_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("kind", "nodes", "wanted"), [(SELF_DRAFT, 256, 11.0), (MODEL, 768, 11.7)])
-def test_typical_forests_hold_what_they_say(kind: TypicalDraft, nodes: int, wanted: float) -> None:
+def test_typical_forests_have_the_stated_acceptance(kind: TypicalDraft, nodes: int, wanted: float) -> None:
     calibration = typical(kind)
     assert len(calibration.forest) == 16 and all(len(tree.parent) == 2048 for tree in calibration.forest)
     assert expected_tokens(calibration.forest, nodes) == pytest.approx(wanted, rel=0.03)
@@ -205,7 +205,7 @@ def test_typical_forests_hold_what_they_say(kind: TypicalDraft, nodes: int, want
     again = typical(kind)
     for one, other in zip(calibration.forest, again.forest, strict=True):
         assert np.array_equal(one.score, other.score)
-    again.end_pass(5.0, 5)  # what one caller learns is not another's
+    again.end_pass(5.0, 5)  # learning through one caller does not affect another
     accepted = calibration.acceptance()
     assert np.array_equal(typical(kind).acceptance(), accepted)
     assert (np.diff(accepted, axis=1) <= 0).all() and 0.5 < accepted[3, 0] < 0.95

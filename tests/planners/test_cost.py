@@ -1,4 +1,4 @@
-"""What passes cost: the closed form beside a simulation of the rings, and seconds from profiles."""
+"""Costs of passes: the closed form compared with a simulation of the rings, and seconds from profiles."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ CARDS = [name for name in preset_names() if preset(name).link is not None]
 
 
 def _model(layers: int, weights: int, head: float = 0.0) -> ModelSizes:
-    """So many layers of so many 16-bit weights; head: its size in layers."""
+    """A model of `layers` layers with `weights` 16-bit weights each; head: its size in layers."""
     return ModelSizes(
         name="model",
         layers=(2 * weights,) * layers,
@@ -60,7 +60,7 @@ DRAFT = replace(_model(16, 60_800_000, 4.3), name="draft", hidden=2048)
 
 @st.composite
 def _placed(draw: st.DrawFn, model: ModelSizes, apart: bool) -> Placement:
-    """Where layers go in some memory, from barely enough to nearly all."""
+    """A placement in random memory, from barely enough to nearly all."""
     stays = draw(st.booleans())
     size = model.layers[0]
     sizes = Sizes(
@@ -105,7 +105,7 @@ def _units(
     head: float,
     cpu: float = 0.0,
 ) -> list[Unit]:
-    """For the simulation. layer, head, cpu: seconds of computing with a layer, the whole head, on the CPU."""
+    """Units for the simulation. layer, head, cpu: seconds to compute a layer, the head, or on the CPU."""
 
     def unit(size: int, tier: Tier, compute: float) -> Unit:
         if not tier.streams:
@@ -122,10 +122,10 @@ def _units(
     return units
 
 
-def _off(
+def _relative_error(
     hardware: Hardware, model: ModelSizes, placement: Placement, rows: int, share: float, walked: float = 4.0
 ) -> float:
-    """How far an estimate is from the simulation, as a share. share: the draft's of all that takes time."""
+    """Relative error of an estimate against the simulation. share: the draft's part of the total time."""
     costs = Estimate(hardware, None).costs(model, placement, walked)
     draft = share * max(float(costs.compute_seconds(rows)), costs.link)
     processor = hardware.processor
@@ -152,13 +152,13 @@ def _off(
     share=st.sampled_from([0.0, 0.05, 0.2, 0.5, 0.9, 1.5]),
     apart=st.booleans(),
 )
-def test_any_pass_takes_what_the_simulation_says(
+def test_pass_times_match_the_simulation(
     data: st.DataObject, layers: int, head: float, rows: int, share: float, apart: bool
 ) -> None:
-    """Never more, since every term is a bound from below; and rarely less by as much as this allows."""
+    """Never longer, since every term is a lower bound; and rarely shorter by as much as this allows."""
     model = _model(layers, 100_000_000, head)
     hardware, placement = data.draw(_machines(apart)), data.draw(_placed(model, apart))
-    assert -0.1 < _off(hardware, model, placement, rows, share) < 5e-3
+    assert -0.1 < _relative_error(hardware, model, placement, rows, share) < 5e-3
 
 
 CPU = Hardware(
@@ -171,29 +171,27 @@ CPU = Hardware(
 
 
 @pytest.mark.parametrize(("card", "host"), [("rtx-3060-12gb", 10), ("rtx-4090", 45), ("h100", 230)])
-def test_a_large_model_on_a_card(card: str, host: int) -> None:
+def test_large_model_on_a_gpu(card: str, host: int) -> None:
     hardware = preset(card)
     placement = place_on_devices(
         Sizes(LARGE.layers, (0,) * 80), [hardware.processor.memory - 3 * GB], host * GB
     )
     for rows, share in ((1, 0.05), (256, 1.0), (1024, 0.05)):
-        assert _off(hardware, LARGE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
+        assert _relative_error(hardware, LARGE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
 
 
 @pytest.mark.parametrize(("resident", "head"), [(0, Tier.DISK), (5, Tier.DEVICE), (27, Tier.DISK)])
-def test_a_small_model_from_disk(resident: int, head: Tier) -> None:
+def test_small_model_from_disk(resident: int, head: Tier) -> None:
     kept = [int((place + 0.5) * 30 / resident) for place in range(resident)]
     placement = Placement.in_memory(30, kept, 3, head)
     for rows, share in ((1, 0.02), (96, 0.6), (512, 0.2)):
-        assert _off(CPU, WIDE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
+        assert _relative_error(CPU, WIDE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
 
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), rows=st.sampled_from([2, 64, 512]), share=st.sampled_from([0.0, 0.2, 0.8]))
-def test_measured_parts_add_up_to_what_the_simulation_says(
-    data: st.DataObject, rows: int, share: float
-) -> None:
-    """Read from disk, and what stays on the device beside it; two links in the test after this."""
+def test_measured_parts_match_the_simulation(data: st.DataObject, rows: int, share: float) -> None:
+    """Layers are read from disk, and others are resident; the test after this has two links."""
     placement = data.draw(_placed(WIDE, apart=False))
     layer, around, walk = 0.04, 0.03, 0.02
     measured = MeasuredCosts(((rows, layer),), ((rows, around),), walk, link=CPU.disk)
@@ -207,7 +205,7 @@ def test_measured_parts_add_up_to_what_the_simulation_says(
 @pytest.mark.parametrize(("host", "near"), [(0.0, 0.03), (0.7, 0.15), (1.0, 0.03)])
 @pytest.mark.parametrize("share", [0.0, 0.8])
 def test_one_measured_rate_stands_for_two_links(host: float, near: float, share: float) -> None:
-    """host: share of the layers that RAM holds. With 0.7 both links take the same time: the worst case."""
+    """host: share of the layers in RAM. With 0.7 both links take the same time: the worst case."""
     hardware = preset("rtx-4090")
     sizes = Sizes(LARGE.layers, (0,) * 80)
     placement = place_on_devices(sizes, [12 * GB], int(sum(LARGE.layers) * host) + 6 * GB)
@@ -224,8 +222,8 @@ def test_one_measured_rate_stands_for_two_links(host: float, near: float, share:
     assert float(costs.iteration(draft, 256)) == pytest.approx(simulated, rel=near)
 
 
-def test_a_packed_target_has_fewer_bytes_and_more_to_do() -> None:
-    """Reckoned by the rate of a profile's memory, or by what a value was measured to take."""
+def test_packed_target_has_fewer_bytes_and_more_computation() -> None:
+    """Computed from the rate of a profile's memory, or from the measured time per value."""
     bits = 4.25
     packed = WIDE.packed_in(bits)
     assert packed.unpacked == pytest.approx(WIDE.weights, rel=1e-4) and WIDE.unpacked == 0
@@ -247,8 +245,8 @@ def test_a_packed_target_has_fewer_bytes_and_more_to_do() -> None:
         assert more == pytest.approx(30 * each, rel=1e-3)
 
 
-def test_layers_of_the_cpu_save_their_trip_and_take_their_time() -> None:
-    """Beside a link the CPU has what is left of the RAM; where it computes all, nothing streams."""
+def test_cpu_layers_save_their_transfer() -> None:
+    """With a link, the CPU uses the remaining RAM bandwidth; if it computes all layers, nothing streams."""
     hardware, sizes = preset("rtx-4090-256gb"), Sizes(LARGE.layers, (0,) * 80)
     seconds = dict[int, float]()
     for wanted in (0, 20, 40, 60):
@@ -266,7 +264,7 @@ def test_layers_of_the_cpu_save_their_trip_and_take_their_time() -> None:
     assert cpu_layer_seconds(hardware.host, LARGE, 512, 128) > 2 * LARGE.layers[0] / 25e9
 
 
-def test_measured_layers_of_the_cpu_count_as_they_were_measured() -> None:
+def test_measured_cpu_layers_are_used() -> None:
     host = preset("rtx-4090").host
     measured = MeasuredCosts(((1, 1e-3), (64, 2e-3)), ((1, 0.01), (64, 0.01)), 0.0, link=CPU.disk, host=host)
     placement = Placement((Tier.DEVICE,) * 10 + (Tier.CPU,) * 20, 0)
@@ -280,7 +278,7 @@ def test_measured_layers_of_the_cpu_count_as_they_were_measured() -> None:
     assert measured.knows_cpu and tried.knows_cpu and not replace(measured, host=None).knows_cpu
 
 
-def test_a_faster_link_only_helps_where_something_streams() -> None:
+def test_faster_link_helps_only_if_something_streams() -> None:
     measured = MeasuredCosts(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=Rate.exactly(2e9))
     streams = Placement.in_memory(30, range(5), 3)
     stays = Placement.in_memory(30, range(30), 0)
@@ -291,7 +289,7 @@ def test_a_faster_link_only_helps_where_something_streams() -> None:
         assert pricing.costs(WIDE, stays, 4).link == 0.0
 
 
-def test_more_never_costs_less_and_no_pass_is_faster_than_its_parts() -> None:
+def test_costs_are_monotonic_and_bounded_by_their_parts() -> None:
     rows, widths = np.arange(1, 5000, 7), np.arange(1, 200)
     for name in CARDS:
         placement = place_on_devices(
@@ -313,7 +311,7 @@ def test_more_never_costs_less_and_no_pass_is_faster_than_its_parts() -> None:
             assert (costs.bound(draft, 64) == "link") == (found > alone)
 
 
-def test_computing_is_bound_by_memory_and_then_by_arithmetic() -> None:
+def test_computation_is_memory_bound_and_then_compute_bound() -> None:
     processor = preset("rtx-4090").processor
     few, many = product_seconds(processor, 10**9, 1), product_seconds(processor, 10**9, 4096)
     assert few == pytest.approx(2e9 / processor.bandwidth.value)
@@ -324,7 +322,7 @@ def test_computing_is_bound_by_memory_and_then_by_arithmetic() -> None:
     assert near < far < 2 * near, "attention grows with what it looks back on"
 
 
-def test_a_draft_step_reads_its_weights_once() -> None:
+def test_draft_step_reads_its_weights_once() -> None:
     processor = preset("rtx-4090").processor
     narrow = draft_step(processor, DRAFT, 1)
     weights = 2 * DRAFT.parameters / processor.bandwidth.value
@@ -337,7 +335,7 @@ def test_a_draft_step_reads_its_weights_once() -> None:
     assert draft_step(processor, _model(32, 218_000_000, 2.4), 1) > 2 * narrow
 
 
-def test_nothing_is_drafted_without_a_draft() -> None:
+def test_no_draft_costs_without_a_draft() -> None:
     placement = Placement.in_memory(30, range(5), 3)
     costs = Estimate(CPU, None).costs(WIDE, placement, 1.0)
     assert costs.draft_seconds(()) == 0.0 == costs.draft_seconds((8, 8))
@@ -347,7 +345,7 @@ def test_nothing_is_drafted_without_a_draft() -> None:
     assert two - one == pytest.approx(float(drafting.step_seconds(8)))
 
 
-def test_a_prompt_rides_on_one_trip_until_it_computes_for_longer() -> None:
+def test_prompt_takes_one_weight_transfer_until_computation_dominates() -> None:
     placement = Placement.in_memory(30, range(5), 3)
     costs = Estimate(CPU, None).costs(WIDE, placement, 1.0)
     seconds = [prefill_seconds(costs, WIDE, CPU.processor, tokens) for tokens in (1, 64, 1024, 8192, 16384)]
@@ -355,7 +353,7 @@ def test_a_prompt_rides_on_one_trip_until_it_computes_for_longer() -> None:
     assert seconds[-1] > 2 * seconds[-2] > 4 * seconds[2] > 4 * costs.link
 
 
-def test_a_draft_is_hidden_only_where_the_link_binds() -> None:
+def test_draft_time_is_hidden_only_if_transfer_bound() -> None:
     seen = PassCosts(compute=((1, 0.2), (101, 2.2)), step=((1, 0.1),), link=1.5, rest=1.2, hidden=0.5)
     plain = replace(seen, hidden=0.0)
     assert seen.is_transfer_bound(30) and not seen.is_transfer_bound(90)
@@ -368,8 +366,8 @@ def test_a_draft_is_hidden_only_where_the_link_binds() -> None:
 
 
 @pytest.mark.parametrize("link", [0.0, 4.0])
-def test_a_tree_behind_a_prompt_pays_for_its_rows_alone(link: float) -> None:
-    """What the prompt takes comes in any case; a token spares a part of a later pass."""
+def test_tree_after_a_prompt_costs_only_its_rows(link: float) -> None:
+    """The prompt's time is needed in any case; a token saves a part of a later pass."""
     costs = PassCosts(((1, 1.0), (64, 1.0), (512, 5.0)), ((1, 0.01),), 0.1, link, link)
     short, long = costs.behind(8), costs.behind(480)
     once = float(costs.iteration(0.0, 1))

@@ -1,4 +1,4 @@
-"""Experts by need: how many a pass asks for, what they cost, and what is learnt of both."""
+"""On-demand experts: their number per pass, their cost, and learned estimates of both."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ _BUDGETS = (1, 16, 64, 256)
 def _routed(
     random: np.random.Generator, experts: int, chosen: int, rows: int, skew: float, alike: float
 ) -> NDArray[np.int64]:
-    """[rows, chosen]: what rows choose, some more often than others, often those of the row before."""
+    """Choices of rows [rows, chosen]: some experts more often, often those of the previous row."""
     liked = skew * np.log(1.0 / np.arange(1, experts + 1))
     noise, found = random.gumbel(size=experts), []
     for _ in range(rows):
@@ -37,7 +37,7 @@ def _routed(
 def _costs(
     seconds: float = 1e-3, share: float = 0.3, compute: float = 0.02, count: int = 128, chosen: int = 8
 ) -> PassCosts:
-    """48 layers of experts, each of which takes so many seconds to come."""
+    """Costs of 48 layers of experts, each of which takes this many seconds to load."""
     experts = ExpertCosts(48, count, chosen, ((share, seconds),))
     steps = ((1, 0.01), (64, 0.012))
     return PassCosts(((1, compute), (1024, 5 * compute)), steps, experts=experts)
@@ -53,7 +53,7 @@ def test_missed_experts_add_to_a_pass() -> None:
     assert np.array_equal(everything.pass_seconds(_ROWS), everything.compute_seconds(_ROWS))
 
 
-def test_experts_come_beside_the_computing_of_others_and_share_the_link() -> None:
+def test_expert_loads_overlap_with_computation_and_share_the_link() -> None:
     beside = ExpertCosts(10, 8, 2, ((0.5, 0.01),), compute=((1, 0.04), (8, 0.04)))
     come = 10 * 2 * 0.5 * 0.01
     assert float(beside.wait_seconds(1)) == pytest.approx(come - 0.04)
@@ -63,17 +63,19 @@ def test_experts_come_beside_the_computing_of_others_and_share_the_link() -> Non
     assert float(costs.iteration(0.0, 1)) == pytest.approx(1.0 + come)
 
 
-def test_of_several_links_the_slowest_is_waited_for() -> None:
+def test_slowest_of_several_links_determines_the_time() -> None:
     near, far = (0.2, 0.001), (0.6, 0.01)
     both = ExpertCosts(10, 8, 2, (near, far))
     assert float(both.link_seconds(1)) == pytest.approx(max(20 * 0.8 * 0.001, 20 * 0.4 * 0.01))
-    # What else is copied to a device does not hold up the disk.
+    # Other copies to a device do not delay the disk.
     assert float(both.link_seconds(1, 0.05)) == pytest.approx(20 * 0.4 * 0.01)
     assert float(both.link_seconds(1, 0.2)) == pytest.approx(0.2 + 20 * 0.8 * 0.001)
 
 
 @pytest.mark.parametrize(("kind", "seconds", "count"), [(MODEL, 1e-3, 8), (HEAD, 1e-4, 128)])
-def test_priced_trees_are_never_slower_than_none(kind: TypicalDraft, seconds: float, count: int) -> None:
+def test_trees_chosen_by_cost_are_never_slower_than_none(
+    kind: TypicalDraft, seconds: float, count: int
+) -> None:
     known = typical(kind)
     costs = _costs(seconds, count=count, chosen=4 if count == 128 else 2)
     chosen = best(sweep(known, costs, _BUDGETS, (8,))).choice
@@ -81,8 +83,8 @@ def test_priced_trees_are_never_slower_than_none(kind: TypicalDraft, seconds: fl
     assert chosen.tok_per_s >= 0.995 * alone.tok_per_s
 
 
-def test_speculation_that_does_not_pay_is_left_out() -> None:
-    """Where a second row nearly doubles the bytes, a draft that is seldom right only costs."""
+def test_slow_speculation_is_omitted() -> None:
+    """If a second row nearly doubles the bytes, a draft that is seldom right only costs time."""
     known = typical(HEAD)
     assert best(sweep(known, _costs(0.0, compute=0.5), _BUDGETS, (16,))).choice.budget > 1
     dear = _costs(1e-2, share=0.0, compute=0.5)
@@ -94,8 +96,8 @@ def test_speculation_that_does_not_pay_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("skew", "alike"), [(0.0, 0.0), (0.7, 0.5)])
-def test_unions_are_learnt(skew: float, alike: float) -> None:
-    """Routers of several kinds: where passes of some row counts were seen, others are predicted as well."""
+def test_expert_counts_are_learned(skew: float, alike: float) -> None:
+    """Routers of several kinds: from passes of some row counts, other row counts are predicted as well."""
     random = np.random.default_rng(7)
     experts, chosen, layers = 64, 4, 12
 
@@ -113,8 +115,8 @@ def test_unions_are_learnt(skew: float, alike: float) -> None:
         assert float(learnt.distinct_experts(rows)) == pytest.approx(truth, rel=0.1)
 
 
-def test_hit_rates_are_learnt_and_go_over_to_other_sizes_of_memory() -> None:
-    """A memory that holds the experts asked for most: its hits are f^r with one r, about."""
+def test_hit_rates_are_learned_for_all_memory_sizes() -> None:
+    """A memory with the most used experts: its hits are about f^r with a single r."""
     liked = np.arange(1, 101) ** -0.8
     liked /= liked.sum()
     use, layers = ExpertUse(100, 4), 10
@@ -126,7 +128,7 @@ def test_hit_rates_are_learnt_and_go_over_to_other_sizes_of_memory() -> None:
         assert float(learnt.hit_rate(1)) == pytest.approx(liked[:held].sum(), abs=0.06)
 
 
-def test_what_was_learnt_is_kept() -> None:
+def test_learned_values_are_saved() -> None:
     use = ExpertUse(64, 4)
     before = use.to_json()
     use.observe(ExpertPass(4, 5, 0, 0, 0))
@@ -145,7 +147,7 @@ def test_what_was_learnt_is_kept() -> None:
         {**use.to_json(), "passes": -1},
         {**use.to_json(), "spread": {"weight": [], "mean": []}},
         {**use.to_json(), "spread": {"weight": [-1.0] * 12, "mean": [0.0] * 12}},
-        {**use.to_json(), "reuse": {"weight": [1.0] * 12, "mean": [800.0] * 12}},  # none of any model
+        {**use.to_json(), "reuse": {"weight": [1.0] * 12, "mean": [800.0] * 12}},  # from no model
     ):
         with pytest.raises(ValueError):
             again.restore(wrong)
@@ -169,7 +171,7 @@ def _mixture(count: int = 128, chosen: int = 8) -> ModelSizes:
     )
 
 
-def test_a_profile_prices_experts_by_need() -> None:
+def test_profile_gives_costs_of_on_demand_experts() -> None:
     sizes = _mixture()
     assert sizes.dense_layers == (80_000_000,) * 48 and sizes.dense_weights == 40_000_000
     machine = preset("rtx-4090")
@@ -187,7 +189,7 @@ def test_a_profile_prices_experts_by_need() -> None:
     assert float(by_need.iteration(0.0, 1)) < float(streamed.iteration(0.0, 1)) / 4
 
 
-def test_experts_of_the_cpu_are_priced_by_its_products_and_neither_copied_nor_read() -> None:
+def test_cpu_experts_cost_only_computation() -> None:
     machine, sizes = preset("rtx-4090"), _mixture()
     near = Placement((Tier.DEVICE,) * 48, 0, expert_slots=1500, host_expert_slots=6144)
     beside = replace(near, expert_slots=0)
@@ -202,7 +204,7 @@ def test_experts_of_the_cpu_are_priced_by_its_products_and_neither_copied_nor_re
     assert fast.experts is not None
     assert fast.experts.sources == ((1.0, sizes.experts.nbytes / machine.disk.value),)
     assert float(fast.link_seconds(1)) == 0.0
-    each = 2.0 * sizes.experts.weights * sizes.experts.chosen * 48  # bytes of what one row chooses
+    each = 2.0 * sizes.experts.weights * sizes.experts.chosen * 48  # bytes of the choices of one row
     more = float(slow.compute_seconds(1) - fast.compute_seconds(1))
     assert more == pytest.approx(each / 1e10 - each / 8e10, rel=1e-6)
     copied = costs(near, 8e10)
@@ -211,8 +213,8 @@ def test_experts_of_the_cpu_are_priced_by_its_products_and_neither_copied_nor_re
     assert costs(some, 8e10).experts.sources == ((0.5, sizes.experts.nbytes / machine.disk.value),)  # type: ignore[union-attr]
 
 
-def test_what_was_measured_of_a_gpu_tells_of_experts_on_the_cpu() -> None:
-    """What is left of a layer without its experts, and what is known of the CPU; as measured where it ran."""
+def test_gpu_measurements_predict_cpu_experts() -> None:
+    """Derived from a layer's time without its experts and the CPU's profile; as measured if it ran there."""
     machine, sizes = preset("rtx-4090"), _mixture()
     near = Placement((Tier.DEVICE,) * 48, 0, expert_slots=1500, host_expert_slots=6144)
     beside = replace(near, expert_slots=0)
@@ -230,8 +232,8 @@ def test_what_was_measured_of_a_gpu_tells_of_experts_on_the_cpu() -> None:
     assert ran.compute == measured.costs(sizes, near, 1.0).compute
 
 
-def test_what_is_multiplied_of_a_mixture_grows_with_the_rows() -> None:
-    """At one row the chosen experts are fetched from memory, at many rows all of them."""
+def test_bytes_multiplied_by_a_moe_model_grow_with_the_rows() -> None:
+    """With one row the chosen experts are read from memory, with many rows all of them."""
     sizes, machine = _mixture(), preset("rtx-4090")
     placement = Placement((Tier.DEVICE,) * 48, 0)
     compute = Estimate(machine, None).costs(sizes, placement, 1.0).compute_seconds([1, 16, 1024])

@@ -16,7 +16,7 @@ from tests.support.sample_plans import COSTS, forecast, large, small
 
 
 def resident() -> Plan:
-    """Everything stays in memory."""
+    """Everything is resident."""
     costs = replace(COSTS, link=0.0, rest=0.0, edge=((1, 0.0),))
     return replace(
         small(),

@@ -1,4 +1,4 @@
-"""The GPU that is taken by default, and why there is none: without compiling a kernel."""
+"""The default GPU, and the reason if there is none: without compiling a kernel."""
 
 import ctypes
 from pathlib import Path
@@ -25,7 +25,7 @@ def card(name: str, major: int = 8, minor: int = 9) -> SimpleNamespace:
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A machine with two cards and a build of torch for them; a test changes a part.
 
-    free: bytes of each card; fails: what its first use raises, by index.
+    free: bytes of each card; fails: error of its first use, by index.
     """
     machine: dict[str, Any] = {
         "cards": [card("NVIDIA L4"), card("NVIDIA L40")],
@@ -66,13 +66,13 @@ def fault() -> Fault:
     return found
 
 
-def test_the_first_card_is_taken_though_it_is_too_old_for_kernels(machine: dict[str, Any]) -> None:
+def test_first_card_is_chosen_even_if_too_old_for_kernels(machine: dict[str, Any]) -> None:
     assert (chosen().index, chosen().name, chosen().free) == (0, "NVIDIA L4", 20 * GB)
     machine["cards"][0] = card("Tesla T4", 7, 5)
     assert chosen().index == 0 and chosen().limit is not None
 
 
-def test_a_card_that_computes_nothing_or_is_full_is_passed_over(machine: dict[str, Any]) -> None:
+def test_faulty_or_full_card_is_skipped(machine: dict[str, Any]) -> None:
     machine["fails"][0] = RuntimeError("CUDA error: no kernel image is available\nand more")
     assert chosen().index == 1
     machine["fails"][1] = RuntimeError("another")
@@ -86,7 +86,7 @@ def test_a_card_that_computes_nothing_or_is_full_is_passed_over(machine: dict[st
     assert "only 1.00 GB of its memory is free" in fault().found and "nvidia-smi" in fault().remedy
 
 
-def test_a_card_in_exclusive_use_and_a_cpu_build(
+def test_card_in_exclusive_use_and_cpu_build(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(device: torch.device) -> None:
@@ -111,9 +111,7 @@ def test_a_card_in_exclusive_use_and_a_cpu_build(
     ],
     ids=["old", "none", "hidden"],
 )
-def test_a_driver_that_shows_no_card(
-    machine: dict[str, Any], found: Driver | None, words: tuple[str, ...]
-) -> None:
+def test_driver_without_a_card(machine: dict[str, Any], found: Driver | None, words: tuple[str, ...]) -> None:
     machine["cards"], machine["driver"] = [], found
     assert all(word in f"{fault().found}: {fault().remedy}" for word in words)
 

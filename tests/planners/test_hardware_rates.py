@@ -1,4 +1,4 @@
-"""Profiles of machines: JSON and back, hand-edited files, interpolation, and presets that make sense."""
+"""Profiles of machines: JSON round trip, hand-edited files, interpolation, and plausible presets."""
 
 import json
 from collections.abc import Callable
@@ -20,18 +20,18 @@ MACHINE = Hardware(
     processor=Processor("chip", 8_000_000_000, Rate.exactly(2e11), ((1, 1e11), (100, 1e13)), 1e-4),
     sources=("a leaflet",),
 )
-# As the makers publish them: bytes per second of memory, FLOP/s of 16-bit products summed in float32.
+# As published by the makers: bytes per second of memory, FLOP/s of 16-bit products summed in float32.
 PEAKS = {
     "NVIDIA GeForce RTX 3060": (360e9, 25.5e12),
     "NVIDIA GeForce RTX 4090": (1008e9, 165.2e12),
     "NVIDIA A100 80GB PCIe": (1935e9, 312e12),
 }
-MEASURED = ("h100", "h200")  # by bench.gpu_day; the others are told from published figures
+MEASURED = ("h100", "h200")  # from bench.gpu_day; the others are estimated from published figures
 PUBLISHED = [name for name in preset_names() if name not in MEASURED]
 ROOT = Path(__file__).parents[2]
 
 
-def test_json_and_back(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     beside = replace(MACHINE, host=replace(MACHINE.processor, name="a CPU"))
     for machine in (MACHINE, replace(MACHINE, link=None, sources=()), beside):
         assert Hardware.from_json(json.loads(json.dumps(machine.to_json()))) == machine
@@ -62,7 +62,7 @@ def test_json_and_back(tmp_path: Path) -> None:
         (lambda v: v.update(host={**v["processor"], "gemm": [[4, 1e9], [2, 1e9]]}), r"host\.gemm"),
     ],
 )
-def test_a_wrong_value_is_named_in_one_line(change: Callable[[dict[str, Any]], object], named: str) -> None:
+def test_invalid_value_is_named_in_one_line(change: Callable[[dict[str, Any]], object], named: str) -> None:
     values = MACHINE.to_json()
     change(values)
     with pytest.raises(ValueError, match=named) as caught:
@@ -71,56 +71,60 @@ def test_a_wrong_value_is_named_in_one_line(change: Callable[[dict[str, Any]], o
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', "{" * 10_000])
-def test_a_file_that_is_no_profile(text: str, tmp_path: Path) -> None:
+def test_file_that_is_not_a_profile(text: str, tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
     with pytest.raises(ValueError):
         Hardware.load(file)
 
 
-def test_products_follow_a_power_law_between_points_and_stay_level_outside() -> None:
+def test_power_law_between_points_and_constant_outside() -> None:
     chip = MACHINE.processor
     assert chip.flops(1) == pytest.approx(1e11)
     assert chip.flops(100) == pytest.approx(1e13)
     assert chip.flops(10) == pytest.approx(1e12)
-    assert chip.flops(7) == pytest.approx(7e11)  # as many more operations as rows: weights are what is read
+    assert chip.flops(7) == pytest.approx(7e11)  # operations grow with the rows: the weights are read once
     assert chip.flops(0.5) == pytest.approx(1e11)
     assert replace(chip, gemm=((1, 1e11), (100, 1e12))).flops(10) == pytest.approx(10**11.5)
     assert chip.flops(5000) == pytest.approx(1e13)
 
 
 @given(st.lists(st.floats(1.0, 1e12), min_size=1, max_size=9))
-def test_a_rate_of_readings(readings: list[float]) -> None:
+def test_rate_from_readings(readings: list[float]) -> None:
     rate = Rate.of(readings)
     assert (rate.low, rate.high) == (min(readings), max(readings))
     assert rate.low <= rate.value <= rate.high
     assert rate.spread >= 0
 
 
-def test_the_fingerprint_is_of_the_machine_not_of_its_rates() -> None:
+def test_fingerprint_depends_on_the_machine_not_its_rates() -> None:
     kept = MACHINE.fingerprint()
     assert len(kept) == 12 and int(kept, 16) >= 0
     chip = MACHINE.processor
     assert replace(MACHINE, disk=Rate.exactly(1.0), sources=()).fingerprint() == kept
-    assert replace(MACHINE, ram=16_100_000_000).fingerprint() == kept  # what the kernel keeps varies
+    assert (
+        replace(MACHINE, ram=16_100_000_000).fingerprint() == kept
+    )  # the memory reserved by the kernel varies
     assert replace(MACHINE, ram=32_000_000_000).fingerprint() != kept
     assert replace(MACHINE, link=None).fingerprint() != kept
     assert replace(MACHINE, name="other").fingerprint() != kept
     assert replace(MACHINE, processor=replace(chip, name="other")).fingerprint() != kept
 
 
-def test_presets_are_machines_of_their_own() -> None:
+def test_presets_have_distinct_fingerprints() -> None:
     assert len({preset(name).fingerprint() for name in preset_names()}) == len(preset_names())
     with pytest.raises(ValueError, match="rtx-4090"):
         preset("rtx-9090")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_preset_stays_below_what_is_published(name: str) -> None:
+def test_presets_stay_below_published_figures(name: str) -> None:
     machine = preset(name)
     for chip in filter(None, (machine.processor, machine.host)):
         for rows, rate in chip.gemm:
-            assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
+            assert (
+                rate <= rows * chip.bandwidth.value * 1.01
+            )  # two bytes and two operations per weight and row
         assert chip.flops(1) == pytest.approx(chip.bandwidth.value), "few rows are bound by memory"
         assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)
     parts = ["Disk", "RAM", "CPU", "layer_overhead"]
@@ -136,8 +140,8 @@ def test_a_preset_stays_below_what_is_published(name: str) -> None:
         assert any(source.startswith(part) for source in machine.sources), part
 
 
-def test_a_machine_without_a_gpu_computes_as_the_cpu_beside_one() -> None:
-    """Of two presets with the same CPU and disk, the one has all that the other has but the card."""
+def test_preset_without_a_gpu_equals_the_cpu_of_one_with() -> None:
+    """Of two presets with the same CPU and disk, one has everything that the other has except the GPU."""
     alone, beside = preset("desktop-32gb"), preset("rtx-4090")
     assert alone.link is None and alone.host is None and beside.host is not None
     assert alone.disk == beside.disk
@@ -145,8 +149,8 @@ def test_a_machine_without_a_gpu_computes_as_the_cpu_beside_one() -> None:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_measured_preset_has_the_figures_of_its_record(name: str) -> None:
-    """`row_linear`, copies and memory as an H200 did them; an H100 has its arithmetic, but slower memory."""
+def test_measured_preset_equals_its_record(name: str) -> None:
+    """`row_linear`, copies and memory as measured on an H200; an H100 has slower memory."""
     steps = json.loads((ROOT / "bench/results/gpu/h200-a.json").read_text("utf-8"))["steps"]
     machine = preset(name)
     weights = 2 * 8192 * (8192 + 1024 + 28672) + 28672 * 8192
@@ -177,7 +181,7 @@ def test_a_measured_preset_has_the_figures_of_its_record(name: str) -> None:
         ("", None),
     ],
 )
-def test_presets_are_found_by_the_names_that_people_type(typed: str, meant: str | None) -> None:
+def test_presets_are_found_by_common_spellings(typed: str, meant: str | None) -> None:
     assert find_preset(typed) == meant
     for name in preset_names():
         assert find_preset(name) == name

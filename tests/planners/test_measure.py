@@ -1,4 +1,4 @@
-"""Measuring: what is read and multiplied, and in what order; no figure is expected of any machine."""
+"""Measurements: what is read and multiplied, and in which order; no figure is expected of any machine."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def files(tmp_path: Path) -> list[Path]:
     return made
 
 
-def test_reading_begins_where_it_is_told_and_goes_round(
+def test_reading_starts_at_the_offset_and_wraps_around(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[tuple[str, int]]()
@@ -49,11 +49,11 @@ def test_reading_begins_where_it_is_told_and_goes_round(
     assert found.nbytes == 4096 + 20_000 - 16_384 + 4096
 
 
-def test_reading_ends_when_its_time_is_over(files: list[Path]) -> None:
+def test_reading_ends_after_its_time(files: list[Path]) -> None:
     assert read_bandwidth(files, limit_bytes=1 << 40, block=4096, seconds=-1.0).nbytes == 0
 
 
-def test_an_error_of_a_thread_reaches_the_caller(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_errors_reach_the_caller(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
@@ -73,7 +73,7 @@ def test_interrupted_reading_leaves_no_thread(files: list[Path], monkeypatch: py
     assert set(threading.enumerate()) <= before
 
 
-def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "_SIDE", 64)
     monkeypatch.setattr(package, "_SECONDS", 0.001)
     told = list[tuple[str, int, int]]()
@@ -92,7 +92,7 @@ def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pyte
     assert raw.read() > 0 and raw.sweep == {}
 
 
-def test_threads_and_the_way_they_wait_make_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_wait_policy_change_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     three = identify()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -107,7 +107,7 @@ def test_threads_and_the_way_they_wait_make_another_machine(monkeypatch: pytest.
     assert "77" not in identify().processor, "one thread waits for nobody"
 
 
-def test_torch_is_loaded_when_something_is_measured_and_not_before() -> None:
+def test_torch_is_loaded_only_when_measuring() -> None:
     code = "import sys, offspec_planners.measure.gpu; print('torch' in sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code],
@@ -121,7 +121,7 @@ def test_torch_is_loaded_when_something_is_measured_and_not_before() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(is_simulated(), reason="a simulated device has no clock")
-def test_a_device_is_measured_with_its_link(files: list[Path]) -> None:
+def test_device_is_measured_with_its_link(files: list[Path]) -> None:
     found = measure(files, "cuda")
     assert found.link is not None and found.link.value > 1e9
     assert found.processor.memory != found.ram

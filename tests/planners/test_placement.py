@@ -1,4 +1,4 @@
-"""Placing layers under a budget."""
+"""Placement of layers within a memory limit."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -26,7 +26,7 @@ def _sizes(layers: list[int], grown: int = 0, head: int = 0) -> Sizes:
 
 
 def _used(placement: Placement, sizes: Sizes, block: int = 0) -> int:
-    """What the arrangement takes at its worst in the memory that is computed from."""
+    """Peak memory of the placement in the memory used for computation."""
     resident = sum(sizes.kept(i) for i in placement.resident)
     streamed = [sizes.layers[i] for i in range(len(sizes.layers)) if i not in placement.resident]
     if not streamed and not sizes.head:
@@ -43,7 +43,7 @@ _GROWN, _HEAD, _ROOM = st.integers(0, 50), st.integers(0, 500), st.integers(0, 6
 
 
 @given(_LAYERS, _GROWN, _HEAD, _ROOM)
-def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: int, budget: int) -> None:
+def test_placement_respects_its_memory_limit(layers: list[int], grown: int, head: int, budget: int) -> None:
     sizes = _sizes(layers, grown, head)
     try:
         placement = place_layers(sizes, budget)
@@ -66,15 +66,15 @@ def _needs(layers: list[int], grown: int, head: int, logits: int = 2) -> MemoryN
 
 
 def _limit(ram: int) -> int:
-    """A limit of memory that leaves so much room to processes."""
+    """Return a memory limit that leaves this much for processes."""
     return int(ram / 0.94) + 1
 
 
 @given(_LAYERS, _GROWN, _HEAD, st.integers(0, 100), _ROOM, st.none() | _ROOM)
-def test_placements_hold(
+def test_placements_fit(
     layers: list[int], grown: int, head: int, logits: int, ram: int, device: int | None
 ) -> None:
-    """In the same memory and in more, and not in less than the least that would do."""
+    """In the same memory and in more, and not in less than the stated minimum."""
     needs, given = _needs(layers, grown, head, logits), _limit(ram)
     try:
         placement = divide(given, needs, device)
@@ -95,7 +95,7 @@ _SLOT, _COUNT, _WIDE = st.integers(1, 40), st.integers(1, 60), st.integers(0, 90
 def _with_experts(
     dense: list[int], grown: int, head: int, slot: int, count: int, beside: int = 0
 ) -> tuple[MemoryNeeds, ExpertNeeds]:
-    """What a mixture needs, whose experts can be read by need, and those."""
+    """Needs of a MoE model whose experts can be loaded on demand, and the experts."""
     needs = _needs([size + count * slot for size in dense], grown, head)
     experts = ExpertNeeds(
         dense, needs.extra_bytes, slot, count * len(dense), copied_bytes=5, cpu_bytes=beside
@@ -104,10 +104,10 @@ def _with_experts(
 
 
 @given(_LAYERS, _GROWN, _SLOT, _COUNT, _HEAD, _WIDE)
-def test_experts_are_read_by_need_where_not_all_fits(
+def test_experts_are_loaded_on_demand_if_not_everything_fits(
     dense: list[int], grown: int, slot: int, count: int, head: int, ram: int
 ) -> None:
-    """All else gets its place first; what is left keeps experts, and no room for another is wasted."""
+    """Everything else is placed first; the remainder caches experts, and no space for another is wasted."""
     (needs, apart), given = _with_experts(dense, grown, head, slot, count), _limit(ram)
     try:
         placement = divide(given, needs)
@@ -129,13 +129,13 @@ def test_experts_are_read_by_need_where_not_all_fits(
 
 
 @given(_LAYERS, _GROWN, _SLOT, _COUNT, _HEAD, _WIDE, _WIDE, st.booleans())
-@example([1], 0, 1, 1, 5, 18, 45, False)  # streams whole, since experts apart would not fit
-def test_experts_beside_a_device_have_ram_behind_them(
+@example([1], 0, 1, 1, 5, 18, 45, False)  # streams whole, since separate experts would not fit
+def test_experts_on_a_device_have_slots_in_ram(
     dense: list[int], grown: int, slot: int, count: int, head: int, ram: int, device: int, cpu: bool
 ) -> None:
-    """Neither memory is given more than it has, nor has room for another expert that is left out.
+    """Neither memory is exceeded, nor has space for another expert that is left out.
 
-    Those that the CPU computes take none of the device, and scratch in RAM.
+    Experts that the CPU computes take no memory of the device, but workspace in RAM.
     """
     (needs, apart), given = _with_experts(dense, grown * (not cpu), head, slot, count, 77 * cpu), _limit(ram)
     try:
@@ -167,7 +167,7 @@ def test_experts_beside_a_device_have_ram_behind_them(
     assert behind == apart.count or not placement_fits(given, needs, more, device)
 
 
-def test_more_memory_keeps_more_layers_spread_out() -> None:
+def test_more_memory_keeps_more_layers_evenly_spread() -> None:
     sizes = _sizes([10] * 30)
     counts = [len(place_layers(sizes, budget).resident) for budget in range(20, 400, 10)]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 30
@@ -177,10 +177,10 @@ def test_more_memory_keeps_more_layers_spread_out() -> None:
 
 
 @given(_LAYERS, _GROWN, _HEAD, _ROOM, _ROOM, st.integers(0, 40))
-def test_two_memories_keep_to_their_budgets(
+def test_two_memories_respect_their_limits(
     layers: list[int], grown: int, head: int, device: int, host: int, wanted: int
 ) -> None:
-    """Layers of the CPU are those that the number alone decides, and lie in RAM as they are computed."""
+    """The number of CPU layers is set, and they lie in RAM as they are computed."""
     sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
     try:
         placement = place_on_devices(sizes, [device], host, cpu=beside)
@@ -206,7 +206,7 @@ def test_two_memories_keep_to_their_budgets(
     *(_LAYERS, _GROWN, st.integers(0, 300), st.integers(0, 20)),
     *(st.lists(st.integers(0, 3000), min_size=2, max_size=4), _ROOM, st.integers(0, 10)),
 )
-def test_several_gpus_keep_to_their_budgets(
+def test_several_gpus_respect_their_limits(
     layers: list[int], grown: int, head: int, cache: int, rooms: list[int], host: int, wanted: int
 ) -> None:
     sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
@@ -239,7 +239,7 @@ def test_two_gpus_keep_twice_as_many_layers() -> None:
     assert [whole.gpus.count(gpu) for gpu in (0, 1)] == [25, 15]
 
 
-def test_tiers_are_taken_from_the_fastest_down() -> None:
+def test_fastest_tiers_are_filled_first() -> None:
     sizes = _sizes([10] * 12)
     assert place_on_devices(sizes, [120], 0).tiers == (Tier.DEVICE,) * 12
     placement = place_on_devices(sizes, [70], 80)
@@ -252,7 +252,7 @@ def test_tiers_are_taken_from_the_fastest_down() -> None:
     assert max(b - a for a, b in pairwise(disk)) <= 4, "disk layers are spread, so that the disk has time"
 
 
-def test_what_does_not_fit_lists_the_parts() -> None:
+def test_misfit_lists_the_parts() -> None:
     needs = MemoryNeeds(_PROCESS, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
     with pytest.raises(TooSmallError) as caught:
         divide(10**8, needs)
@@ -263,7 +263,7 @@ def test_what_does_not_fit_lists_the_parts() -> None:
     assert divide(10**10, needs).slots == 0
 
 
-def test_a_head_streams_where_it_does_not_fit() -> None:
+def test_head_streams_if_it_does_not_fit() -> None:
     head = HeadNeeds(9 * 10**8, 10**7, 10**6)
     needs = MemoryNeeds(_PROCESS, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, head=head)
     assert divide(2 * 10**9, needs).head is Tier.DEVICE
@@ -275,7 +275,7 @@ def test_a_head_streams_where_it_does_not_fit() -> None:
     assert divide(caught.value.needed, needs).head is Tier.DISK
 
 
-def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
+def test_third_slot_precedes_a_resident_head() -> None:
     head = HeadNeeds(2 * 10**7, 10**7)
     needs = MemoryNeeds(_PROCESS, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, head=head)
     found = [divide(size * 10**6, needs) for size in (212, 228, 240, 244, 300)]
@@ -283,7 +283,7 @@ def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
     assert [placement.head is Tier.DEVICE for placement in found] == [False, False, False, True, True]
 
 
-def test_a_device_and_ram_are_told_apart() -> None:
+def test_device_and_ram_are_distinguished() -> None:
     needs = MemoryNeeds(_PROCESS, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime_bytes=10**8)
     placement = divide(4 * 10**8, needs, 3 * 10**8)
     assert all(placement.layers(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))

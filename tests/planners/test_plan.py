@@ -1,4 +1,4 @@
-"""Plans and their files: what is written is read again, and what was damaged is named."""
+"""Plans and their files: round trips, and errors that name damaged values."""
 
 import json
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from tests.support.sample_plans import large, several, small, validation
 Path = tuple[str | int, ...]
 
 
-def by_need() -> Plan:
-    """Experts are read when they are asked for."""
+def with_on_demand_experts() -> Plan:
+    """Experts are loaded on demand."""
     experts = ExpertCosts(30, 8, 2, ((0.25, 0.01),), spread=((1, 0.9), (16, 0.8)))
     plan = small()
     return replace(
@@ -32,7 +32,7 @@ MADE: dict[str, Plan] = {
     "small": small(),
     "large": large(),
     "several": replace(several(), costs=replace(several().costs, caches=0.25)),
-    "experts by need": by_need(),
+    "experts by need": with_on_demand_experts(),
     "experts on the CPU": replace(
         large(), placement=Placement((Tier.CPU, Tier.DEVICE, Tier.HOST), 2, 0, Tier.DEVICE), device="cuda:1"
     ),
@@ -42,7 +42,7 @@ MADE: dict[str, Plan] = {
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_what_is_written_is_read_again(name: str) -> None:
+def test_round_trip(name: str) -> None:
     plan = MADE[name]
     assert Plan.from_text(plan.to_text()) == plan
     assert Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False))) == plan
@@ -53,7 +53,7 @@ def test_the_former_name_of_the_self_draft() -> None:
     assert Plan.from_json(plan.to_json() | {"draft": "substitute"}) == plan
 
 
-def test_a_file_is_for_people() -> None:
+def test_file_is_readable() -> None:
     text = small().to_text()
     assert text.startswith('{\n "offspec_plan": 2,\n "target": ')
     assert '"tiers": "2 disk, 1 device, 4 disk, 1 device' in text
@@ -64,7 +64,7 @@ def test_a_file_is_for_people() -> None:
     assert tiers == (Tier.DISK,) * 2 + (Tier.DEVICE,) * 28, "they may be written more loosely"
 
 
-def test_what_need_not_be_written() -> None:
+def test_optional_fields() -> None:
     value = small().to_json()
     assert not {"sequences", "shared"} & value.keys()
     assert value["costs"].keys() == {field.name for field in fields(PassCosts)} - {"experts", "caches"}
@@ -74,7 +74,7 @@ def test_what_need_not_be_written() -> None:
 
 
 def places(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Every place in a JSON value, but for the insides of the hardware, which are tested with it."""
+    """Paths of all values in a JSON value, except the inside of the hardware, which is tested separately."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -93,7 +93,7 @@ def holder(value: Any, path: Path) -> Any:
 
 
 def wrong_for(value: Any) -> tuple[object, ...]:
-    """What must not stand where a value of this type stands."""
+    """Values that are invalid in place of a value of this type."""
     if isinstance(value, str):
         return 5, None
     if isinstance(value, list):
@@ -125,7 +125,7 @@ def test_every_damaged_or_missing_value_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [(), ("placement",), ("costs",), ("forecast",), ("sweep", 0), ("parts", 0)])
-def test_an_unknown_key_is_named(path: Path) -> None:
+def test_unknown_key_is_named(path: Path) -> None:
     damaged = small().to_json()
     holder(damaged, (*path, "colour"))["colour"] = "red"
     with pytest.raises(ValueError, match="colour is not known here"):
@@ -176,7 +176,7 @@ TIERS, HEAD, STAGING = ("placement", "tiers"), ("placement", "head"), ("placemen
         ("experts by need", ("costs", "experts", "count"), 0, "costs.experts.count is 0"),
     ],
 )
-def test_a_value_that_does_not_fit(name: str, path: Path, wrong: object, said: str) -> None:
+def test_inconsistent_values(name: str, path: Path, wrong: object, said: str) -> None:
     damaged = MADE[name].to_json()
     holder(damaged, path)[path[-1]] = wrong
     with pytest.raises(ValueError, match=said):
@@ -196,7 +196,7 @@ def test_a_value_that_does_not_fit(name: str, path: Path, wrong: object, said: s
         ('{"offspec_plan": 2}', "is missing"),
     ],
 )
-def test_files_that_are_no_plans(text: str, said: str) -> None:
+def test_files_that_are_not_plans(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Plan.from_text(text)
 
@@ -206,7 +206,7 @@ def test_bytes_that_stream() -> None:
     assert large().streamed(Tier.DISK, Tier.HOST) == 85_600_000_000 + 42_800_000_000 + 2_100_000_000
 
 
-def test_the_best_width_of_each_budget() -> None:
+def test_best_width_of_each_tree_size() -> None:
     choices = (Choice(64, 4, 1.0, 1, 1), Choice(16, 4, 3.0, 1, 1), Choice(64, 8, 2.0, 1, 1))
     assert best_by_budget(choices) == (choices[1], choices[2])
 

@@ -1,4 +1,4 @@
-"""Speeds of placements by plain sizes: work for the CPU, variants, and passes that sequences share."""
+"""Predicted speeds of placements: CPU layers, variants, and passes shared by sequences."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def _chosen(placement: Placement, predictor: Predictor = PREDICTOR) -> SpeedFore
     return best(predictor.sweep(predictor.costs(placement, 1.0), [predictor.sequences], [1]))
 
 
-def test_the_cpu_computes_layers_that_would_stream() -> None:
+def test_cpu_computes_layers_that_would_stream() -> None:
     streamed, whole = _placed(20 * GB), _placed(50 * GB)
     chosen = _chosen(streamed)
     layers = fastest_cpu_layers(PREDICTOR, chosen, lambda count: _place(20 * GB, on_cpu=count))
@@ -71,7 +71,7 @@ def test_memories_are_listed_in_a_clause() -> None:
     assert explain_memories(split, MODEL, vram=True) == f"{kept} of 40 layers in VRAM, {40 - kept} in RAM"
 
 
-def test_no_draft_has_a_row_unless_it_is_about_as_fast() -> None:
+def test_drafts_are_listed_only_if_about_as_fast() -> None:
     choice = _chosen(_placed(20 * GB)).choice
     rows = [undrafted_rows(choice, factor * choice.tok_per_s) for factor in (0.9, 0.99, 1.04, 1.1)]
     assert [len(found) for found in rows] == [1, 0, 0, 1]

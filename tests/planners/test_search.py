@@ -1,4 +1,4 @@
-"""Budgets and widths, of one sequence and of several: chosen by replays that slow and obvious ways check."""
+"""Tree sizes and widths for one or several sequences: replays compared with slow reference versions."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def known() -> Calibration:
 
 
 def _tree(seed: int, nodes: int) -> RecordedTree:
-    """Any tree; some of its paths are as good as certain."""
+    """A random tree with some paths that are nearly certain."""
     random = np.random.default_rng(seed)
     parent, score = [-1], [0.0]
     for node in range(1, nodes):
@@ -47,7 +47,7 @@ def _tree(seed: int, nodes: int) -> RecordedTree:
 
 
 def _slow_replay(trees: list[RecordedTree], budget: int, width: int, costs: PassCosts) -> GrowthOutcome:
-    """What `replay` does, node by node."""
+    """Reference version of `replay`, node by node."""
     nodes = [(tree, node) for tree in range(len(trees)) for node in range(len(trees[tree].parent))]
     worth = {at: math.exp(float(trees[at[0]].score[at[1]])) for at in nodes}
     order = {
@@ -103,7 +103,7 @@ def _slow_replay(trees: list[RecordedTree], budget: int, width: int, costs: Pass
     row=st.sampled_from([0.0, 0.01, 0.2]),
     link=st.sampled_from([0.0, 1.5, 4.0]),
 )
-def test_a_forest_grows_as_an_obvious_loop_would(
+def test_forest_growth_equals_a_plain_loop(
     seed: int, count: int, share: int, width: int, row: float, link: float
 ) -> None:
     costs = PassCosts(((1, 1.0), (101, 1.0 + 100 * row)), ((1, 0.1), (65, 0.5)), start=0.05, link=link)
@@ -116,8 +116,8 @@ def test_a_forest_grows_as_an_obvious_loop_would(
     assert (found.widths, found.nodes, found.depth) == (wanted.widths, wanted.nodes, wanted.depth)
 
 
-def test_equal_trees_have_equal_parts(known: Calibration) -> None:
-    """Of one tree over and over, each sequence gets what it would alone with its part of the budget."""
+def test_equal_trees_get_equal_shares(known: Calibration) -> None:
+    """With equal trees, each sequence gets the same as alone with its share of the tree size."""
     same = Calibration(forest=known.forest[:1])
     for count in (2, 8):
         alone, together = (
@@ -128,7 +128,7 @@ def test_equal_trees_have_equal_parts(known: Calibration) -> None:
         assert (together.nodes, together.depth) == (count * alone.nodes, alone.depth)
 
 
-def test_every_sequence_has_a_root_and_one_changes_nothing() -> None:
+def test_every_sequence_has_a_root_and_one_sequence_changes_nothing() -> None:
     assert COSTS.for_sequences(1) is COSTS
     assert [budgets_for(1, most) for most in (1, 64, 9999)] == [[1], [*BUDGETS[:6]], [*BUDGETS]]
     assert shared_budgets(1) == []
@@ -140,15 +140,15 @@ def test_every_sequence_has_a_root_and_one_changes_nothing() -> None:
     assert roots.choice.tok_per_s == pytest.approx(8 / seconds)
 
 
-def test_without_drafts_it_is_the_roofline() -> None:
-    """The link up to the rows that compute beside it, then a row's seconds for each."""
+def test_speed_without_drafts_is_the_roofline() -> None:
+    """The link bounds up to the rows that compute in parallel; then each row adds its time."""
     costs = PassCosts(((1, 0.01), (101, 1.01)), ((1, 0.0),), link=0.5)
     for count in (1, 10, 49, 51, 64, 400):
         found = forecast_speed(Calibration(), costs, count, 1, count).choice.tok_per_s
         assert found == pytest.approx(count / max(0.5, 0.01 * count))
 
 
-def test_what_a_sequence_brings_along_is_its_own() -> None:
+def test_costs_per_sequence_are_not_shared() -> None:
     costs = replace(COSTS, caches=0.1)
     for count in (2, 5):
         shared = costs.for_sequences(count)
@@ -159,12 +159,12 @@ def test_what_a_sequence_brings_along_is_its_own() -> None:
         assert shared.step_seconds(32) == costs.step_seconds(32)
 
 
-def test_sequences_ask_for_experts_of_their_own() -> None:
-    """Rows of a tree choose alike: those of n trees ask for more than as many of one."""
+def test_sequences_need_different_experts() -> None:
+    """Rows of a tree choose similar experts: those of n trees need more than the same number of one tree."""
     alike = ExpertCosts(10, 64, 4, ((0.2, 0.001),), spread=((1, 0.5), (2048, 0.5)))
     for count in (2, 8):
         shared = alike.for_sequences(count)
-        for rows in (1, 2, 16, 128):  # of each, that stand for the square root of them
+        for rows in (1, 2, 16, 128):  # of each; these stand for the square root of them
             wanted = 64 * (1 - (1 - 4 / 64) ** (count * math.sqrt(rows)))
             assert float(shared.distinct_experts(count * rows)) == pytest.approx(wanted, rel=1e-3)
         assert float(shared.distinct_experts(16 * count)) > float(alike.distinct_experts(16 * count))
@@ -172,18 +172,18 @@ def test_sequences_ask_for_experts_of_their_own() -> None:
     assert by_chance.for_sequences(8) == by_chance
 
 
-def test_the_knee_is_where_the_next_brings_less_than_half() -> None:
+def test_knee_is_where_the_gain_drops_below_half() -> None:
     def rows(*found: tuple[int, float]) -> tuple[Shared, ...]:
         return tuple(Shared(count, 256, speed, 1.0, 1.0, 1.0, 0) for count, speed in found)
 
     assert knee(rows((1, 1.0), (2, 1.9), (4, 3.5), (8, 5.0), (16, 9.9))) == 4
-    assert knee(rows((1, 1.0), (2, 1.5), (3, 1.9))) is None  # three bring a half more than two, at no cost
+    assert knee(rows((1, 1.0), (2, 1.5), (3, 1.9))) is None  # three give half more than two, at no cost
     assert knee(rows((1, 1.0), (2, 1.5), (3, 1.8))) == 2
     assert knee(rows((1, 1.0), (2, 1.4))) == 1
     assert knee(rows((8, 4.0))) is None
 
 
-def test_free_nodes_make_large_trees_and_dear_ones_small(known: Calibration) -> None:
+def test_cheap_nodes_give_large_trees_and_expensive_ones_small(known: Calibration) -> None:
     budgets, widths = (1, 16, 64, 256), (4, 32)
     assert best(sweep(known, _FLAT, budgets, widths)).choice.budget == 256
     assert best(sweep(known, _STEEP, budgets, widths)).choice.budget == 1
@@ -194,12 +194,12 @@ def test_widths_are_no_larger_than_budgets(known: Calibration) -> None:
     assert [(row.choice.budget, row.choice.width) for row in rows] == [(1, 1), (8, 4), (16, 4), (16, 16)]
 
 
-def test_a_pass_without_guesses_brings_one_token(known: Calibration) -> None:
+def test_pass_without_draft_tokens_yields_one_token(known: Calibration) -> None:
     alone = forecast_speed(known, _FLAT, 1, 1)
     assert (alone.choice.tokens_per_pass, alone.choice.seconds_per_pass, alone.draft) == (1.0, 1.0, 0.0)
 
 
-def test_what_passes_brought_corrects_what_trees_promise(known: Calibration) -> None:
+def test_observed_tokens_correct_the_forecast(known: Calibration) -> None:
     worse = Calibration(forest=known.forest, expected=1000.0, observed=500.0)
     share = (
         forecast_speed(worse, _FLAT, 64, 8).choice.tok_per_s
@@ -208,7 +208,7 @@ def test_what_passes_brought_corrects_what_trees_promise(known: Calibration) -> 
     assert share == pytest.approx(worse.correction) and share < 0.6
 
 
-def test_of_equals_the_smallest(known: Calibration) -> None:
+def test_smallest_of_equal_choices(known: Calibration) -> None:
     one_tree = Calibration(forest=known.forest[:1])
     free = PassCosts(compute=((1, 1.0), (1024, 1.0)), step=((1, 0.0), (64, 0.0)))
     rows = sweep(one_tree, free, (1024,), (4, 8, 16))
@@ -216,7 +216,7 @@ def test_of_equals_the_smallest(known: Calibration) -> None:
     assert speeds.min() >= 0.99 * speeds.max() and best(rows).choice.width == 4
 
 
-def test_shapes_are_priced_by_their_own_steps(known: Calibration) -> None:
+def test_shapes_cost_their_own_steps(known: Calibration) -> None:
     small, large = static_sweep(known, _FLAT, (16, 128), 8)
     shape = choose_tree_shape(known.acceptance(), _FLAT, 128, 8)
     assert large.choice.tokens_per_pass == shape.expected and large.nodes == len(shape)

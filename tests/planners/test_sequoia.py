@@ -1,4 +1,4 @@
-"""Static trees: both solvers against every tree there is, and the choice of size against a plain search."""
+"""Static trees: both solvers compared with every possible tree, and the size with a plain search."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +19,7 @@ Tree = tuple["Tree", ...]  # the children, by rank
 
 @cache
 def _trees(nodes: int) -> tuple[Tree, ...]:
-    """Every ordered tree of exactly so many nodes; a child's place among its siblings is its rank."""
+    """Every ordered tree of exactly this many nodes; a child's position among its siblings is its rank."""
     return tuple(_forests(nodes - 1))
 
 
@@ -33,14 +33,14 @@ def _forests(nodes: int) -> Iterator[Tree]:
 
 
 def _value(tree: Tree, table: Table, depth: int = 0) -> float:
-    """Expected tokens. Nodes below the last level or beyond the last rank count nothing."""
+    """Expected tokens. Nodes below the last level or beyond the last rank count zero."""
     if depth == len(table):
         return 1.0
     below = zip(table[depth], tree, strict=False)
     return 1.0 + sum(float(share) * _value(child, table, depth + 1) for share, child in below)
 
 
-def _worth(shape: TreeShape, table: Table) -> float:
+def _expected_tokens(shape: TreeShape, table: Table) -> float:
     """Expected tokens of a shape, from its columns alone; checks that they make a static tree."""
     levels, worth, children = shape.levels(), [1.0], dict[int, int]()
     assert shape.parent[0] == -1 and (np.diff(shape.parent) >= 0).all() and (np.diff(levels) >= 0).all()
@@ -65,18 +65,18 @@ def tables(draw: st.DrawFn, falling: bool = False) -> Table:
 
 
 @given(st.one_of(tables(), tables(falling=True)), st.integers(1, 9))
-def test_no_tree_is_better(table: Table, nodes: int) -> None:
+def test_tree_is_optimal(table: Table, nodes: int) -> None:
     depth = len(table)
     best = max(_value(tree, table) for tree in _trees(nodes))
     shape = best_tree_shape(table, nodes, depth)
     assert shape.expected == pytest.approx(best, abs=1e-9)
-    assert _worth(shape, table) == pytest.approx(best, abs=1e-9)
+    assert _expected_tokens(shape, table) == pytest.approx(best, abs=1e-9)
     assert len(shape) <= nodes and shape.depth <= depth
     assert Programme(table, nodes).expected[-1] == pytest.approx(best, abs=1e-9)
 
 
 @given(tables(falling=True), st.integers(1, 60))
-def test_heap_and_programme_agree_where_ranks_fall(table: Table, nodes: int) -> None:
+def test_heap_and_dynamic_programme_agree_for_falling_ranks(table: Table, nodes: int) -> None:
     heap, programme = Heap(table, nodes), Programme(table, nodes)
     assert heap.expected == pytest.approx(programme.expected, abs=1e-9)
     inner = heap.inner()
@@ -87,7 +87,7 @@ def test_heap_and_programme_agree_where_ranks_fall(table: Table, nodes: int) -> 
 
 
 def _plain(table: Table, nodes: int) -> Table:
-    """The recurrence as it stands in the paper's manner, with every convolution written out."""
+    """The recurrence of the paper, with every convolution written out."""
     subtree = np.ones(nodes + 1)
     subtree[0] = 0
     for row in table[::-1]:
@@ -101,8 +101,8 @@ def _plain(table: Table, nodes: int) -> Table:
 
 @settings(max_examples=24)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["rising", "random", "last", "noisy", "steps", "flat"]))
-def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
-    """Sizes at which blocks and farther places matter, with tables that a concave bound fits badly."""
+def test_bounds_exclude_no_optimum(seed: int, kind: str) -> None:
+    """Sizes at which blocks and distant positions matter, with tables that a concave bound fits badly."""
     random = np.random.default_rng(seed)
     depths, ranks, nodes = (int(random.integers(low, high)) for low, high in ((1, 6), (1, 20), (60, 300)))
     table = random.dirichlet(np.ones(ranks), depths)
@@ -119,10 +119,12 @@ def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
     table = np.minimum(table, 1.0)
     expected = Programme(table, nodes).expected
     assert expected == pytest.approx(_plain(table, nodes), rel=1e-10)
-    assert _worth(best_tree_shape(table, nodes, depths), table) == pytest.approx(expected[-1], rel=1e-10)
+    assert _expected_tokens(best_tree_shape(table, nodes, depths), table) == pytest.approx(
+        expected[-1], rel=1e-10
+    )
 
 
-def test_a_later_child_needs_the_earlier_ones() -> None:
+def test_later_child_needs_the_earlier_ones() -> None:
     table = np.array([[0.1, 0.2, 0.6]])
     assert best_tree_shape(table, 2, 1).expected == pytest.approx(1.1)
     assert best_tree_shape(table, 4, 1).rank.tolist() == [0, 0, 1, 2]
@@ -148,9 +150,7 @@ def test_steps_cover_inner_nodes_by_level() -> None:
 
 @settings(max_examples=40)
 @given(tables(), st.integers(1, 40), st.integers(1, 9), st.floats(0, 0.5), st.floats(0, 3))
-def test_no_other_size_or_depth_pays_better(
-    table: Table, budget: int, width: int, step: float, link: float
-) -> None:
+def test_size_and_depth_are_optimal(table: Table, budget: int, width: int, step: float, link: float) -> None:
     falling = -np.sort(-table, axis=1)
     costs = PassCosts(compute=((1, 0.5), (40, 1.5)), step=((1, step), (9, 2 * step)), start=0.05, link=link)
 
@@ -167,10 +167,10 @@ def test_no_other_size_or_depth_pays_better(
     assert len(chosen) <= budget
     assert seconds(chosen) == pytest.approx(best)
     rising = choose_tree_shape(table, costs, budget, width)  # its draft steps are an estimate
-    assert _worth(rising, table) == pytest.approx(rising.expected) and len(rising) <= budget
+    assert _expected_tokens(rising, table) == pytest.approx(rising.expected) and len(rising) <= budget
 
 
-def test_a_slow_draft_gets_a_flat_tree_and_a_slow_link_a_large_one() -> None:
+def test_slow_draft_gets_a_flat_tree_and_slow_link_a_large_one() -> None:
     table = np.tile(0.5 ** np.arange(1, 17), (16, 1))
     compute = ((1, 0.1), (1024, 0.5))
     hasty = choose_tree_shape(table, PassCosts(compute, ((1, 1.0),)), 1024, 32)

@@ -1,4 +1,4 @@
-"""When a step pays, how many nodes do, of one tree and of several, and a replay that says what would grow."""
+"""When a step pays, and how many nodes pay, for one tree and several; and replays that predict growth."""
 
 import heapq
 
@@ -39,7 +39,7 @@ COSTS = st.builds(
 
 
 @given(st.lists(st.floats(-12.0, 0.0), max_size=60), SECONDS, COSTS)
-def test_the_best_size_is_that_of_an_obvious_loop(found: list[float], draft: float, costs: PassCosts) -> None:
+def test_best_size_equals_a_plain_loop(found: list[float], draft: float, costs: PassCosts) -> None:
     scores = [0.0, *sorted(found, reverse=True)]
     rates, expected = [], 0.0
     for rows, score in enumerate(scores, 1):
@@ -71,10 +71,10 @@ def _same(growth: GrownTree, widths: list[int], replayed: GrowthOutcome) -> None
     min_gain=st.sampled_from([0.0, 0.01, 0.1]),
     costs=st.none() | COSTS,
 )
-def test_a_replay_is_the_growth(
+def test_replay_equals_growth(
     seed: int, budget: int, width: int, min_gain: float, costs: PassCosts | None
 ) -> None:
-    """The record holds every node that a smaller growth looks at: all of a tree of few levels."""
+    """The record holds every node that a smaller growth considers: all of a tree of few levels."""
     table, depth = random_table(seed, size=8), 3
     every = sum(len(table) ** level for level in range(depth + 1))
     whole, _ = _grow(table, GrowthPolicy(every, 64, min_gain=0.0), depth)
@@ -84,11 +84,11 @@ def test_a_replay_is_the_growth(
     _same(growth, widths, replay((record,), budget, width, costs, min_gain, depth))
 
 
-def test_a_recorded_tree_can_be_replayed() -> None:
-    """The record is what a growth of its size makes, and of it only the best are verified.
+def test_recorded_tree_can_be_replayed() -> None:
+    """The record is made by a growth of its size, and only the best of its nodes are verified.
 
-    Poor nodes that only the first steps of a growth expand are not in it, so now and then, by the draft,
-    the growth is a step behind its replay. It is never ahead of it.
+    Unlikely nodes expanded only by the first steps are missing in it, so the growth may be a step behind its
+    replay, by the draft. It is never ahead of it.
     """
     off, budget, width = [], 16, 8
     for seed in range(20):
@@ -104,14 +104,14 @@ def test_a_recorded_tree_can_be_replayed() -> None:
     assert np.quantile(off, 0.9) < 1e-6 and max(off) < 0.02
 
 
-def test_a_sure_draft_grows_deep() -> None:
-    """Two tokens that follow each other almost surely: hopeless nodes beside them take no steps away."""
+def test_certain_draft_grows_deep_trees() -> None:
+    """Two tokens that follow each other almost surely: hopeless nodes next to them cost no steps."""
     growth, widths = _grow(random_table(300, size=WORDS), GrowthPolicy(16, 8))
     assert growth.tree.expected_tokens > 14 and growth.tree.depth.max() > 13
     assert sum(widths) < 40
 
 
-def test_no_record_of_a_tree_that_the_depth_cut_short() -> None:
+def test_tree_limited_by_depth_is_not_recorded() -> None:
     table = random_table(0, 4.0, WORDS)
     growth, _ = _grow(table, GrowthPolicy(8, 4, min_gain=0.0, record=60), depth=2)
     assert growth.recorded is None
@@ -152,7 +152,7 @@ LIMITS = st.none() | st.integers(1, 60)
 def one_by_one(
     scores: Scores, draft: float, costs: PassCosts | None, most: int | None, floor: int
 ) -> list[tuple[list[int], float]]:
-    """Numbers of nodes of each tree and tokens per second, from the fewest on, a node more each time."""
+    """Numbers of nodes of each tree and tokens per second, from the minimum on, one more node each time."""
     most = sum(map(len, scores)) if most is None else most
     while floor > 1 and floor * len(scores) > most:
         floor -= 1
@@ -177,7 +177,7 @@ def one_by_one(
 
 
 @given(TREES, SECONDS, COSTS, LIMITS, st.integers(1, 4))
-def test_nodes_go_where_they_are_likeliest(
+def test_nodes_are_assigned_to_the_most_likely_trees(
     scores: Scores, draft: float, costs: PassCosts, most: int | None, floor: int
 ) -> None:
     ways = one_by_one(scores, draft, costs, most, floor)
@@ -213,7 +213,7 @@ def rates_by_width(
 
 
 @given(TREES, st.lists(st.floats(-6.0, 0.0), min_size=1, max_size=20), SECONDS, COSTS)
-def test_growth_goes_on_while_a_step_can_raise_the_rate(
+def test_growth_continues_while_a_step_raises_the_rate(
     trees: Scores, frontier: list[float], draft: float, costs: PassCosts
 ) -> None:
     scores, offered = np.concatenate(trees), np.array(sorted(frontier, reverse=True))
@@ -223,7 +223,7 @@ def test_growth_goes_on_while_a_step_can_raise_the_rate(
 
 
 @given(TREES, st.lists(st.floats(-6.0, 0.0), min_size=1, max_size=20), SECONDS, COSTS)
-def test_a_step_is_as_wide_as_pays_best(
+def test_step_has_the_best_width(
     trees: Scores, frontier: list[float], draft: float, costs: PassCosts
 ) -> None:
     scores, offered = np.concatenate(trees), np.array(sorted(frontier, reverse=True))

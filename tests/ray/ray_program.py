@@ -1,7 +1,7 @@
-"""A driver on a Ray cluster of two machines with a processor each, all on this one: IN OUT ROWS, no torch.
+"""A driver on a Ray cluster of two one-processor machines, both on this computer: IN OUT ROWS, no torch.
 
-It answers the lines of IN into OUT and has a worker killed when some are answered, makes a folder ROWS of
-Parquet files of the same questions, and looks what devices "auto" takes, before and after a machine has GPUs.
+It answers the lines of IN into OUT and has a worker killed after some answers, makes a folder ROWS of Parquet
+files of the same questions, and checks which devices "auto" selects, before and after a machine has GPUs.
 """
 
 import json
@@ -32,7 +32,7 @@ class NoTorch(MetaPathFinder):
 
 
 class Load:
-    """Loads an engine whose answers are made of the prompts; each worker says which process it is."""
+    """Loads an engine whose answers depend on the prompts; each worker reports its process."""
 
     def __init__(self, pids: str) -> None:
         self._pids = pids
@@ -89,7 +89,7 @@ def _rows(address: str, load: Load, requests: Path, out: Path) -> None:
 
 
 def _devices(address: str) -> list[str]:
-    """Device of engines, what each takes, and how many there are: without a plan, with one, on CPUs."""
+    """Device of engines, resources of each, and their number: without a plan, with one, on CPUs."""
     found = []
     with ray_connection(address):
         for device, planned in (("auto", False), ("auto", True), ("cpu", False)):

@@ -23,7 +23,7 @@ ASKED = [{"role": "user", "content": "Why?"}]
 
 
 def column(*values: Any) -> Any:
-    """As Ray Data makes it: an array of objects."""
+    """An array of objects, as Ray Data makes it."""
     made = np.empty(len(values), object)
     made[:] = values
     return made
@@ -42,7 +42,7 @@ def predictor(engine: ScriptedEngine) -> Iterator[Predictor]:
 
 
 def test_rows(predictor: Predictor, engine: ScriptedEngine, tmp_path: Path) -> None:
-    """With the parameters, and the seeds, that the same lines have in a file; None is what was not given."""
+    """Same parameters and seeds as for the same lines in a file; None means omitted."""
     engine.requests.clear()
     batch = {
         "id": column("a", "b"),
@@ -65,8 +65,8 @@ def test_rows(predictor: Predictor, engine: ScriptedEngine, tmp_path: Path) -> N
     assert [asked.params.temperature for asked in engine.requests] == [0.5, 0.0]
 
 
-def test_rows_that_are_wrong(predictor: Predictor) -> None:
-    """Each has its own error, and the others their answers; ids may come twice."""
+def test_invalid_rows(predictor: Predictor) -> None:
+    """Each has its own error, and the others are answered; ids may occur twice."""
     params = column({"top_p": 7}, {"n": 2}, "nonsense", {"best_of": 3}, None)
     told = predictor({"prompt": np.array(["Why?"] * 5), "sampling_params": params})
     words = ("top_p", "one answer", "sampling_params", "best_of")
@@ -77,8 +77,8 @@ def test_rows_that_are_wrong(predictor: Predictor) -> None:
         predictor({"text": np.array(["Why?"])})
 
 
-def test_a_table(predictor: Predictor) -> None:
-    """Its other columns keep their types, and the new ones have theirs though all are None."""
+def test_table_columns(predictor: Predictor) -> None:
+    """Other columns keep their types, and the new ones have theirs even if all values are None."""
     pyarrow = pytest.importorskip("pyarrow")
     rows = [{"messages": ASKED, "topic": [1]}, {"messages": [{**ASKED[0], "name": "Al"}], "error": "old"}]
     table = pyarrow.Table.from_pylist(rows, schema=pyarrow.Table.from_pylist(rows[::-1] + rows).schema)
@@ -89,8 +89,8 @@ def test_a_table(predictor: Predictor) -> None:
     assert told["error"].to_pylist() == [None, None]
 
 
-def test_a_model_that_cannot_be_loaded() -> None:
-    """The error goes from the actor to the driver, so that it must survive being pickled."""
+def test_model_fails_to_load() -> None:
+    """The error passes from the actor to the driver, so it must survive pickling."""
 
     def load(notify: Any) -> Any:
         raise CapacityError("it does not fit", needed=2, given=1)
@@ -102,8 +102,8 @@ def test_a_model_that_cannot_be_loaded() -> None:
     predictor.close()
 
 
-def test_the_driver_imports_no_torch() -> None:
-    """Nor transformers, nor starlette's application; `ray` is found beside `offspec.ray`."""
+def test_driver_imports_no_torch() -> None:
+    """Nor transformers, nor starlette's application; `ray` itself can be imported next to `offspec.ray`."""
     program = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
         "import offspec.ray.run; from offspec.server.batch import lines; assert 'ray' not in sys.modules"
@@ -111,8 +111,8 @@ def test_the_driver_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
-def test_lines_of_an_engine_that_cannot_be_had() -> None:
-    """The driver is told in a row: what an actor raises comes wrapped, without its cause."""
+def test_lines_of_an_engine_that_fails_to_load() -> None:
+    """The driver gets the error in a row: exceptions of an actor arrive wrapped, without their cause."""
 
     def load(notify: Any) -> Any:
         raise CapacityError("it does not fit", needed=2, given=1)
@@ -122,7 +122,7 @@ def test_lines_of_an_engine_that_cannot_be_had() -> None:
     assert (told["status"], told["result"]) == ([0], [b'"it does not fit"'])
 
 
-def test_an_address_where_nothing_listens() -> None:
+def test_address_without_a_cluster() -> None:
     pytest.importorskip("ray")
     with pytest.raises(RequestError, match="no Ray cluster at 127"), ray_connection("127.0.0.1:1"):
         pass

@@ -47,8 +47,8 @@ def said(out: Path) -> dict[str, Any]:
     return {line["id"]: line for line in found}
 
 
-def test_a_cluster_says_what_one_machine_says(tmp_path: Path) -> None:
-    """Though a worker is killed: another takes its place, and nothing is lost."""
+def test_cluster_results_equal_one_machine(tmp_path: Path) -> None:
+    """Though a worker is killed: another replaces it, and nothing is lost."""
     pyarrow = pytest.importorskip("pyarrow.parquet")
     requests, out, rows = written(tmp_path / "in", 40), tmp_path / "out", tmp_path / "rows"
     program = [sys.executable, "-m", "tests.ray.ray_program", str(requests), str(out), str(rows)]
@@ -85,8 +85,8 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path) -> None:
-    """On a cluster of its own: nothing of it goes on, nothing is said but where to go on, and that works."""
+def test_ctrl_c_keeps_finished_answers(tmp_path: Path) -> None:
+    """On a cluster of its own: all processes end, only the way to resume is printed, and resuming works."""
     from offspec.ui.cli.main import app
     from tests.support.tiny_models import write_model
 
@@ -98,12 +98,12 @@ def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path) -> None:
         [*program, "--ray", "local"], env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         assert running.stderr is not None
-        # The second result is begun when the first is on the disk, and so kept whatever comes.
+        # The second result is written after the first is on the disk, so the first is kept in any case.
         wait_until(
             lambda: running.poll() is not None or (out.exists() and out.read_bytes().count(b"\n") > 1),
             seconds=LONG,
         )
-        os.killpg(running.pid, signal.SIGINT)  # as a terminal does, which strikes all of a group
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does, which signals the whole group
         told = running.stderr.read().splitlines()
     assert running.returncode == 130, told
     answered = said(out)

@@ -1,4 +1,4 @@
-"""Formats as rules: at each node of a tree the mask of a matcher that reads its text from the beginning."""
+"""Formats as rules: at each node of a tree, the mask of a matcher that reads its text from the beginning."""
 
 import math
 import random
@@ -45,7 +45,7 @@ FORMATS = [
 
 @pytest.fixture(scope="module", params=["bytes", "pieces"])
 def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tokenizer of each kind, as transformers and as llguidance have it."""
+    """A tokenizer of each kind, for transformers and for llguidance."""
     make = byte_level if request.param == "bytes" else byte_fallback
     tokenizer = AutoTokenizer.from_pretrained(saved(make(), tmp_path_factory.mktemp("tokenizer")))
     return tokenizer, from_tokenizer(tokenizer, eos_token=[END])
@@ -61,8 +61,8 @@ def open_tokens(found: FormatRule, paths: Sequence[Sequence[int]], size: int) ->
     return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in scores]
 
 
-def replayed(format: Constraint, tokens: LLTokenizer, path: Sequence[int]) -> set[int]:
-    """What may follow a text, by a matcher of its own."""
+def allowed_by_new_matcher(format: Constraint, tokens: LLTokenizer, path: Sequence[int]) -> set[int]:
+    """Return the tokens that may follow a text, according to a new matcher."""
     if path and path[-1] == END:
         return set()
     matcher = matcher_of(format, tokens)
@@ -73,7 +73,7 @@ def replayed(format: Constraint, tokens: LLTokenizer, path: Sequence[int]) -> se
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.kind)
-def test_every_node_gets_what_its_own_text_allows(format: Constraint, vocabulary: Any) -> None:
+def test_each_node_has_the_mask_of_its_own_text(format: Constraint, vocabulary: Any) -> None:
     """Nodes at random places of a tree, in any order, while the committed text grows."""
     _, tokens = vocabulary
     size, chance = tokens.vocab_size + 13, random.Random(3)
@@ -82,18 +82,18 @@ def test_every_node_gets_what_its_own_text_allows(format: Constraint, vocabulary
         paths: list[list[int]] = [[]]
         for _ in range(12):
             path = chance.choice(paths)
-            known = sorted(replayed(format, tokens, [*said, *path]))
+            known = sorted(allowed_by_new_matcher(format, tokens, [*said, *path]))
             wrong = [chance.randrange(size)] if chance.random() < 0.2 else []
             if known or wrong:
                 paths.append([*path, *(wrong or [chance.choice(known)])])
         chance.shuffle(paths)
-        expected = [replayed(format, tokens, [*said, *path]) for path in paths]
+        expected = [allowed_by_new_matcher(format, tokens, [*said, *path]) for path in paths]
         assert open_tokens(found, paths, size) == expected
         for path, may_come in zip(paths, expected, strict=True):
             forced = found.forced_tokens(path, 4)
             assert (len(may_come) == 1) == bool(forced) and set(forced[:1]) <= may_come
             assert found.allows_path(path) == (
-                not path or path[-1] in replayed(format, tokens, [*said, *path[:-1]])
+                not path or path[-1] in allowed_by_new_matcher(format, tokens, [*said, *path[:-1]])
             )
         ahead = max((path for path in paths if found.allows_path(path)), key=len)[: chance.randint(1, 4)]
         found.commit(ahead)
@@ -102,9 +102,9 @@ def test_every_node_gets_what_its_own_text_allows(format: Constraint, vocabulary
             break
 
 
-def test_masks_on_a_device_are_those_on_a_cpu(device: torch.device, vocabulary: Any) -> None:
+def test_device_masks_equal_cpu_masks(device: torch.device, vocabulary: Any) -> None:
     _, tokens = vocabulary
-    size = tokens.vocab_size + 13  # no whole number of bytes
+    size = tokens.vocab_size + 13  # not a whole number of bytes
     given = FormatRule(matcher_of(FORMATS[0], tokens), size, tokens.vocab_size, {END}, device)
     paths = [[], given.forced_tokens([], 1), given.forced_tokens([], 99)]
     there = torch.zeros(3, size, device=device)
@@ -115,7 +115,7 @@ def test_masks_on_a_device_are_those_on_a_cpu(device: torch.device, vocabulary: 
     assert len(paths[2]) > len(paths[1]) == 1
 
 
-def test_an_answer_may_end_where_its_format_may(vocabulary: Any) -> None:
+def test_answers_end_where_the_format_allows(vocabulary: Any) -> None:
     tokenizer, tokens = vocabulary
     size = tokens.vocab_size
     found = rule(Constraint("regex", "a(bc)*"), tokens)
@@ -127,14 +127,14 @@ def test_an_answer_may_end_where_its_format_may(vocabulary: Any) -> None:
         assert open_tokens(found, [[*ids, END]], size) == [set()], "nothing follows the end"
     only = rule(Constraint("choice", ["a"]), tokens)
     ids = tokens.tokenize_str("a")
-    assert only.forced_tokens([], 9) == [*ids, END], "the end, too, is forced"
+    assert only.forced_tokens([], 9) == [*ids, END], "the end is forced too"
     assert only.forced_tokens([], 1) == ids[:1] and only.forced_tokens(ids, 9) == [END]
     processor = LogitsProcessor(SamplingParams(), size, [], format=only)
     assert processor.choose(torch.zeros(size), [], None, 0) == (ids[0], math.inf)
 
 
-def test_what_is_wrong_in_a_draft_does_no_harm(vocabulary: Any) -> None:
-    """Tokens that cannot come are asked about, and the same matcher goes on."""
+def test_invalid_draft_tokens_are_harmless(vocabulary: Any) -> None:
+    """Masks of impossible tokens may be requested, and the same matcher continues."""
     _, tokens = vocabulary
     found, size = rule(FORMATS[0], tokens), tokens.vocab_size
     (expected,) = open_tokens(rule(FORMATS[0], tokens), [[]], size)
@@ -144,7 +144,7 @@ def test_what_is_wrong_in_a_draft_does_no_harm(vocabulary: Any) -> None:
     assert not found.allows_path([END]) and not found.forced_tokens([5], 3)
 
 
-def test_a_hundred_schemas() -> None:
+def test_hundred_schemas() -> None:
     assert len(SCHEMAS) == 100
     for schema in SCHEMAS:
         check_format(Constraint("json_schema", schema))
@@ -158,7 +158,7 @@ def test_a_hundred_schemas() -> None:
         ("grammar", 'start: "a" b', 'unknown name: "b"'),
     ],
 )
-def test_what_cannot_be_followed_is_refused_with_the_reason(
+def test_unsupported_formats_are_refused_with_the_reason(
     kind: str, text: Any, said: str, vocabulary: Any
 ) -> None:
     format, refused = Constraint(kind, text), f"{kind.replace('_', ' ')} cannot be enforced: .*{said}"
@@ -184,12 +184,12 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(
         ("choice", ["a", ""], "list of texts"),
     ],
 )
-def test_what_is_no_format(kind: str, text: Any, said: str) -> None:
+def test_invalid_formats(kind: str, text: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         Constraint(kind, text)
 
 
-def test_formats_among_other_parameters(tmp_path: Path) -> None:
+def test_formats_with_other_parameters(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="ignore_eos must be False"):
         SamplingParams(format=FORMATS[0], ignore_eos=True)
     given: Any = {"kind": "regex", "text": "a+"}

@@ -1,4 +1,4 @@
-"""Logits processing: as transformers does it, at every node with the node's own history."""
+"""Logits processing: equal to transformers, at every node with the node's own history."""
 
 import math
 from collections import Counter
@@ -111,7 +111,7 @@ def test_process_equals_transformers(params: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("top_p", "spread"), [(0.3, 3.0), (0.9, 3.0), (0.999, 0.05)])
 def test_top_p_equals_transformers_on_a_large_vocabulary(top_p: float, spread: float) -> None:
-    """Where the first few hundred tokens hold enough, or the first thousands, or everything is sorted."""
+    """Whether the first few hundred tokens suffice, or the first thousands, or everything is sorted."""
     logits = row(1, size=20_000, spread=spread)
     ours = processor(size=20_000, temperature=1.0, top_p=top_p).process(logits)
     kept = transformers_row(logits.double(), [0], SamplingParams(temperature=1.0, top_p=top_p)).isfinite()
@@ -134,7 +134,7 @@ def test_penalties_equal_a_scalar_loop(
         assert torch.equal(ours.process(row(seed), whole[len(known) :]), result)
 
 
-def test_the_input_is_left_alone() -> None:
+def test_input_is_not_modified() -> None:
     for params in ({}, {"temperature": 1.0}, {"temperature": 0.7}, PENALTIES[3], ALL):
         for dtype in (torch.float32, torch.bfloat16):
             logits = torch.stack([row(0), row(1)]).to(dtype)
@@ -147,7 +147,7 @@ def test_the_input_is_left_alone() -> None:
             assert torch.equal(logits, before)
 
 
-def test_ties_are_cut_the_same_way_every_time() -> None:
+def test_ties_are_broken_deterministically() -> None:
     flat = torch.zeros(10)
     flat[[2, 7]] = 1.0
     likelier = math.e / (2 * math.e + 8)
@@ -165,7 +165,7 @@ def test_ties_are_cut_the_same_way_every_time() -> None:
     assert kept(torch.zeros(4), top_p=0.5) == [0, 1], "two of four quarters are a half, exactly"
 
 
-def test_a_top_p_that_rounding_cannot_reach_keeps_all() -> None:
+def test_unreachable_top_p_keeps_all_tokens() -> None:
     for seed in range(20):
         scores = row(seed, size=500, spread=0.01)
         found = processor(size=500, temperature=1.0, top_p=math.nextafter(1.0, 0.0)).process(scores)
@@ -182,12 +182,12 @@ def test_extreme_temperatures() -> None:
     assert token == int(noise.row(7).argmax()), "beyond float32 all tokens are as likely"
 
 
-def test_greedy_uses_no_noise_and_no_filter() -> None:
+def test_greedy_ignores_noise_and_filters() -> None:
     assert not processor(top_k=1).uses_noise and processor(temperature=0.1).uses_noise
     assert torch.equal(processor(top_k=1, top_p=0.1, min_p=0.5).process(row(0)), row(0))
 
 
-def test_the_choice_is_the_lowest_id_among_equals() -> None:
+def test_ties_choose_the_lowest_id() -> None:
     for size in (9, 1000, 70_000):
         ours = processor(size=size, temperature=1.0)
         scores, noise = torch.zeros(size), torch.zeros(size)
@@ -200,12 +200,12 @@ def test_the_choice_is_the_lowest_id_among_equals() -> None:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.6}, *SOME, PENALTIES[3], ALL])
-def test_the_choice_is_the_largest_of_the_processed_row_and_the_noise(params: dict[str, Any]) -> None:
-    """And comes with its lead on the second."""
+def test_choice_maximizes_processed_logits_plus_noise(params: dict[str, Any]) -> None:
+    """The lead over the second token is returned too."""
     ours, noise = processor([3, 4], **params), GumbelNoise(5, V)
     ours.commit([4, 9])
     for seed in range(8):
-        dtype = (torch.float32, torch.bfloat16)[seed % 2]  # bfloat16 brings ties
+        dtype = (torch.float32, torch.bfloat16)[seed % 2]  # bfloat16 causes ties
         logits = row(seed, spread=0.5 if seed % 4 < 2 else 3.0).to(dtype)
         noisy = ours.process(logits, [seed, 8])
         if ours.uses_noise:
@@ -217,8 +217,8 @@ def test_the_choice_is_the_largest_of_the_processed_row_and_the_noise(params: di
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("params", [{}, ALL])
-def test_the_choice_is_the_kernels_choice(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores are made on the device of the kernels in both cases: only what chooses differs."""
+def test_choice_equals_the_kernels(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are computed on the device of the kernels in both cases: only the selection differs."""
     device = kernel_device()
     ours = LogitsProcessor(SamplingParams(**params), V, [3, 4], device)
     noise = GumbelNoise(5, V, device) if ours.uses_noise else None
@@ -231,7 +231,7 @@ def test_the_choice_is_the_kernels_choice(params: dict[str, Any], monkeypatch: p
 
 
 @pytest.mark.parametrize(("params", "bad"), [({}, math.nan), ({}, math.inf), (ALL, math.nan)])
-def test_logits_that_are_no_numbers_are_refused(params: dict[str, float], bad: float) -> None:
+def test_non_finite_logits_are_refused(params: dict[str, float], bad: float) -> None:
     logits, ours = row(0), processor(**params)
     logits[5] = bad
     with pytest.raises(CheckpointError, match="not finite") as caught:
@@ -259,7 +259,7 @@ def rows(count: int, ties: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_rows_are_cut_together_as_one_by_one(filters: dict[str, Any], device: torch.device) -> None:
+def test_batched_filters_equal_single_rows(filters: dict[str, Any], device: torch.device) -> None:
     params = SamplingParams(temperature=1.0, **filters)
     for count, ties in ((2, True), (4, False), (9, True)):
         scores = rows(count, ties)
@@ -279,7 +279,7 @@ def test_rows_are_cut_together_as_one_by_one(filters: dict[str, Any], device: to
         {"temperature": 0.7, "seed": 1, "top_p": 0.8, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
     ],
 )
-def test_choices_of_many_nodes_are_those_of_each(params: dict[str, Any], device: torch.device) -> None:
+def test_batched_choices_equal_single_choices(params: dict[str, Any], device: torch.device) -> None:
     ours = LogitsProcessor(SamplingParams(**params), 700, [3, 4, 3], device)
     noise = GumbelNoise(5, 700, device) if ours.uses_noise else None
     logits, paths = rows(6, False).to(device), [[], [3], [3, 4], [3], [9], [9, 3]]

@@ -23,7 +23,7 @@ from offspec.draft.base import Scorer
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
 
-V, END = 12, 3  # few tokens, so that sequences come again
+V, END = 12, 3  # few tokens, so that sequences repeat
 tokens = st.lists(st.integers(0, V - 1), max_size=12)
 quick = settings(max_examples=40, deadline=None)
 
@@ -38,7 +38,7 @@ def processor(prompt: list[int], bad: list[list[int]] | None = None, **params: A
 
 @given(prompt=tokens, output=tokens, path=tokens, size=st.integers(1, 4))
 @quick
-def test_no_sequence_comes_twice(prompt: list[int], output: list[int], path: list[int], size: int) -> None:
+def test_no_repeat_ngram(prompt: list[int], output: list[int], path: list[int], size: int) -> None:
     ours = processor(prompt, no_repeat_ngram_size=size)
     ours.commit(output)
     every = torch.tensor([[*prompt, *output, *path]], dtype=torch.int64)
@@ -58,7 +58,7 @@ def test_bad_words_are_not_completed(
 ) -> None:
     ours = processor(prompt, bad=bad)
     ours.commit(output)
-    # transformers asks for a sequence shorter than the text, and then adds -inf to it.
+    # transformers needs a sequence shorter than the text, and then adds -inf to it.
     every = torch.tensor([[0] * 5 + [*prompt, *output, *path]], dtype=torch.int64)
     theirs = NoBadWordsLogitsProcessor(bad)(every, scores()[None])[0]
     assert ours.process(scores(), path).equal(theirs)
@@ -66,7 +66,7 @@ def test_bad_words_are_not_completed(
 
 @given(output=tokens, path=tokens, least=st.integers(0, 20))
 @quick
-def test_an_answer_has_its_least_length(output: list[int], path: list[int], least: int) -> None:
+def test_min_tokens(output: list[int], path: list[int], least: int) -> None:
     ours = processor([1, 2], min_tokens=least, stop_token_ids=(7,))
     ours.commit(output)
     every = torch.tensor([[1, 2, *output, *path]], dtype=torch.int64)
@@ -89,14 +89,14 @@ def test_bias_comes_before_penalties() -> None:
     assert pairs.process(scores()).equal(ours.process(scores()))
 
 
-def test_only_what_is_allowed_may_come() -> None:
+def test_allowed_token_ids() -> None:
     found = processor([], allowed_token_ids=[2, 9, 10]).process(scores())
     assert found.isfinite().nonzero()[:, 0].tolist() == [2, 9, 10]
     assert found[[2, 9, 10]].equal(scores()[[2, 9, 10]])
 
 
-def test_rules_go_together_and_rows_apart() -> None:
-    """A node in company gets what it gets alone."""
+def test_rules_combine_and_rows_are_independent() -> None:
+    """A node gives the same result in a batch as alone."""
     rules: dict[str, Any] = {
         "logit_bias": {1: 2.0},
         "min_tokens": 6,
@@ -116,7 +116,7 @@ def test_rules_go_together_and_rows_apart() -> None:
     assert (together[:, 9:] == -math.inf).all() and (together[:, 8] == -math.inf).all()
 
 
-def test_tokens_that_do_not_exist_and_values_out_of_range() -> None:
+def test_unknown_tokens_and_values_out_of_range() -> None:
     missing: tuple[tuple[dict[str, Any], str], ...] = (
         ({"logit_bias": {V: 1.0}}, "logit_bias"),
         ({"allowed_token_ids": (-1,)}, "allowed_token_ids"),
@@ -139,7 +139,7 @@ def test_tokens_that_do_not_exist_and_values_out_of_range() -> None:
             SamplingParams(**params)
 
 
-def test_rules_that_leave_nothing_are_told() -> None:
+def test_rules_that_leave_no_token_are_reported() -> None:
     nothing = processor([], allowed_token_ids=(END,), min_tokens=1)
     with pytest.raises(RequestError, match="no token is allowed here"):
         nothing.choose(scores(), [], None, 0)
@@ -151,11 +151,11 @@ def test_rules_that_leave_nothing_are_told() -> None:
     children = Scorer(nothing, None, Calibration(), children=4).children(
         torch.stack([scores(), scores()]), [[], [END]], [1, 2], [0, 1]
     )
-    assert (children.log_prob[0] == -math.inf).all(), "a draft has nothing to say either"
+    assert (children.log_prob[0] == -math.inf).all(), "a draft has no token either"
     assert children.token[1, 0] == END and children.log_prob[1, 0] > -math.inf
 
 
-def test_logprobs_are_the_models_own() -> None:
+def test_logprobs_are_unprocessed() -> None:
     ours = processor([1, 1], logprobs=3, temperature=0.3, repetition_penalty=2.0, allowed_token_ids=(1, 2))
     (found, other) = ours.logprobs([scores().bfloat16(), scores()], [2, 1])
     expected = torch.log_softmax(scores().bfloat16().float(), 0)

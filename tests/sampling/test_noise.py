@@ -1,4 +1,4 @@
-"""The noise: the published generator, the right distribution, and nothing that depends on the asking."""
+"""The noise: the published generator, the right distribution, and independence from the order of requests."""
 
 import math
 from itertools import islice
@@ -34,7 +34,7 @@ quick = settings(max_examples=25, deadline=None)
 
 
 def scalar_philox(counter: list[int], key: list[int]) -> list[int]:
-    """The generator with Python's integers, as the paper defines it."""
+    """The generator with Python's integers, as defined in the paper."""
     for _ in range(10):
         first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
         counter = [
@@ -48,11 +48,11 @@ def scalar_philox(counter: list[int], key: list[int]) -> list[int]:
 
 
 def bits_of(seed: int, position: int, size: int) -> torch.Tensor:
-    """The uniform bits behind a row of noise."""
+    """The uniform bits of a row of noise."""
     return uniform_bits(seed, position, torch.arange((size + 3) // 4))[:size]
 
 
-def test_philox_gives_the_published_answers() -> None:
+def test_philox_matches_published_answers() -> None:
     for counter, key, expected in KNOWN:
         c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
         assert tuple(int(word) for word in philox((c0, c1, c2, c3), key)) == expected
@@ -61,9 +61,7 @@ def test_philox_gives_the_published_answers() -> None:
 
 @quick
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**63 - 1), st.integers(0, 10))
-def test_bits_are_the_documented_words_and_a_token_s_noise_is_that_of_its_row(
-    seed: int, position: int, token: int
-) -> None:
+def test_bits_and_noise_match_the_documentation(seed: int, position: int, token: int) -> None:
     noise = GumbelNoise(seed, 11)
     bits = bits_of(seed, position, 11)
     counter = [token // 4, position % 2**32, position >> 32, 0x47756D62]
@@ -73,7 +71,7 @@ def test_bits_are_the_documented_words_and_a_token_s_noise_is_that_of_its_row(
     assert found.dtype == np.float32 and found.tobytes() == noise.row(position).numpy().tobytes()
 
 
-def test_positions_and_tokens_go_in_pairs() -> None:
+def test_positions_and_tokens_are_paired() -> None:
     noise = GumbelNoise(5, 60_000)
     pairs = [(3, 50_001), (2**40, 2), (0, 0), (3, 7)]
     found = gumbel_at(5, [position for position, _ in pairs], [token for _, token in pairs])
@@ -81,7 +79,7 @@ def test_positions_and_tokens_go_in_pairs() -> None:
     assert gumbel_at(5, [], []).shape == (0,)
 
 
-def test_a_row_does_not_depend_on_the_order_of_asking_or_on_what_was_dropped() -> None:
+def test_rows_do_not_depend_on_order_or_eviction() -> None:
     positions = [5, 0, 2**33, 7, 5, 1]
     fresh = [GumbelNoise(3, 100).row(position).clone() for position in positions]
     noise = GumbelNoise(3, 100)
@@ -89,22 +87,22 @@ def test_a_row_does_not_depend_on_the_order_of_asking_or_on_what_was_dropped() -
     kept, dropped = noise.row(5), noise.row(7)
     for position in range(100, 300):
         noise.row(position)
-        assert noise.row(5) is kept, "a row in use is made once"
+        assert noise.row(5) is kept, "a row in use is computed once"
     assert noise.row(7) is not dropped, "not all rows are kept"
     assert torch.equal(torch.stack([*map(noise.row, positions[::-1])]), torch.stack(fresh[::-1]))
 
 
-def test_a_larger_vocabulary_only_adds_tokens() -> None:
+def test_larger_vocabulary_only_adds_tokens() -> None:
     large = GumbelNoise(9, 40_001)
     for size in (1, 77, 16_384, 16_385, 20_003):
         assert torch.equal(large.row(6)[:size], GumbelNoise(9, size).row(6))
     assert torch.equal(gumbel(bits_of(9, 6, 40_001)), large.row(6))
-    bits = int(bits_of(9, 6, 40_001)[20_001])  # past the first piece of the row
+    bits = int(bits_of(9, 6, 40_001)[20_001])  # beyond the first block of the row
     assert bits == scalar_philox([5000, 6, 0, 0x47756D62], [9, 0])[1]
 
 
-def test_the_distribution_is_gumbel() -> None:
-    """Along a row and across positions; in the right tail, too, where the tokens that win live."""
+def test_distribution_is_gumbel() -> None:
+    """Along a row and across positions; also in the right tail, where the winning tokens are."""
     noise = GumbelNoise(2026, 20_000)
     left, right = noise.row(3).double(), noise.row(4).double()
     column = gumbel_at(2026, range(2000), [0] * 2000).astype(float)
@@ -132,20 +130,20 @@ def test_gumbel_is_the_rounded_formula(start: int) -> None:
 
 
 @pytest.mark.parametrize("probability", [0.02, 0.3, 0.9])
-def test_what_noise_says_of_a_guess_by_simulation(probability: float) -> None:
-    """Others share out what is left as they like: only their sum counts."""
+def test_pick_probability_by_simulation(probability: float) -> None:
+    """The other tokens may share the remainder in any way: only their sum matters."""
     rng = np.random.default_rng(3)
     others = rng.dirichlet(np.ones(20)) * (1 - probability)
     noise = rng.gumbel(size=(40_000, 21))
     won = (np.log([probability, *others]) + noise).argmax(axis=1) == 0
     said = np.exp(log_prob_given_noise(np.full(len(noise), probability), noise[:, 0]))
-    for part in np.array_split(np.argsort(said), 8):  # as likely as was said, whether that is little or much
+    for part in np.array_split(np.argsort(said), 8):  # as likely as predicted, whether that is little or much
         assert won[part].mean() == pytest.approx(said[part].mean(), abs=0.025)
     assert said.mean() == pytest.approx(probability, abs=0.01)
 
 
 def test_no_uniform_number_is_used_twice() -> None:
-    """Draws and tests, seeds, places: each has numbers of its own, strictly between 0 and 1."""
+    """Draws and tests, seeds, positions: each has its own numbers, strictly between 0 and 1."""
     names = [(seed, purpose, place) for seed in (0, 1) for purpose in ("draw", "test") for place in range(5)]
     numbers = torch.cat([uniforms(seed, purpose, place, 100) for seed, purpose, place in names])
     assert len(numbers.unique()) == len(numbers) == 2000
@@ -153,7 +151,7 @@ def test_no_uniform_number_is_used_twice() -> None:
     assert list(islice(uniform_stream(1, "test", 4), 100)) == uniforms(1, "test", 4, 100).tolist()
 
 
-def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> None:
+def test_key_depends_on_seed_and_prompt() -> None:
     prompts = [[], [0], [0, 0], [1, 2], [2, 1], [258]]
     keys = [request_key(seed, ids) for seed in (0, 1, 2**64 - 1) for ids in prompts]
     assert len(set(keys)) == len(keys) and all(0 <= key < 2**64 for key in keys)
@@ -162,14 +160,14 @@ def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_makes_the_same_row() -> None:
+def test_gpu_rows_equal_cpu_rows() -> None:
     for seed in range(8):
         expected = GumbelNoise(seed, 200_000).row(seed)
         assert torch.equal(GumbelNoise(seed, 200_000, "cuda").row(seed).cpu(), expected)
 
 
 @pytest.mark.gpu
-def test_a_table_of_rows_serves_positions_again_and_again() -> None:
+def test_table_of_rows_is_reused() -> None:
     noise, plain = GumbelNoise(7, 300, "cuda"), GumbelNoise(7, 300)
     assert plain.table([3]) is None and noise.table([]) is None
     for positions in ([5, 6, 9], [9, 5], [10, 6, 7, 8, 5], [69, 70, 71], [6, 5], [5, 5 + 200], [300]):

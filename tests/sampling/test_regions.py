@@ -1,4 +1,4 @@
-"""Formats of parts of answers: all is free outside of regions, and a matcher of its own holds each."""
+"""Constrained parts of answers: text outside regions is free, and each region has a matcher of its own."""
 
 import json
 import random
@@ -76,7 +76,7 @@ def open_tokens(rule: RegionRule, paths: Sequence[Sequence[int]], size: int) -> 
 
 @pytest.mark.parametrize("mark", FORMS)
 def test_every_sampled_call_is_valid(mark: str, vocabulary: Any) -> None:
-    """From the opening mark on whatever is sampled is a call that is read, and then all is free again."""
+    """From the opening mark on, the sampled text is a valid call; then everything is free again."""
     tokenizer, tokens = vocabulary
     regions = answer_regions(mark, FUNCTIONS, {}, thinking=False)
     assert regions is not None
@@ -112,7 +112,7 @@ def test_every_sampled_call_is_valid(mark: str, vocabulary: Any) -> None:
         assert parts and all(isinstance(part, ToolCall) for part in parts), text
 
 
-def test_nodes_of_a_tree_get_what_their_own_text_allows(vocabulary: Any) -> None:
+def test_each_node_has_the_mask_of_its_own_text(vocabulary: Any) -> None:
     tokenizer, tokens = vocabulary
     regions = answer_regions("<tool_call>", FUNCTIONS, {}, thinking=False)
     assert regions is not None
@@ -141,7 +141,7 @@ def test_nodes_of_a_tree_get_what_their_own_text_allows(vocabulary: Any) -> None
 
 
 @pytest.mark.gpu
-def test_a_gpu_closes_the_same_tokens(vocabulary: Any) -> None:
+def test_gpu_masks_equal_cpu_masks(vocabulary: Any) -> None:
     tokenizer, tokens = vocabulary
     regions = answer_regions("<tool_call>", FUNCTIONS, {}, thinking=False)
     assert regions is not None
@@ -156,7 +156,7 @@ def test_a_gpu_closes_the_same_tokens(vocabulary: Any) -> None:
 
 
 @pytest.mark.parametrize("tokens_of_thought", [None, 5])
-def test_a_schema_after_a_thought(vocabulary: Any, tokens_of_thought: int | None) -> None:
+def test_schema_after_reasoning(vocabulary: Any, tokens_of_thought: int | None) -> None:
     tokenizer, tokens = vocabulary
     format = after_reasoning("</think>", Constraint("json_schema", PERSON), {}, tokens_of_thought)
     rule, size = rule_of(Regions.read(format.text), tokenizer, tokens), tokens.vocab_size
@@ -182,7 +182,7 @@ def test_a_schema_after_a_thought(vocabulary: Any, tokens_of_thought: int | None
     assert answer.strip().startswith('{"age": ') and (number[:1].isdigit() or number[:1] == "-"), text
 
 
-def test_regions_that_cannot_be() -> None:
+def test_invalid_regions() -> None:
     for text in (
         "[]",
         "{}",
@@ -220,8 +220,8 @@ ODD: dict[str, Any] = {
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("mark", ["<tool_call>", "<function=", "<arg_key>"])
-def test_odd_schemas_have_a_grammar(mark: str, odd: str, vocabulary: Any) -> None:
-    """Or at least none that ends an answer."""
+def test_unusual_schemas_have_a_grammar(mark: str, odd: str, vocabulary: Any) -> None:
+    """Or at least a grammar that does not end an answer."""
     tokenizer, tokens = vocabulary
     functions = [{"name": "f", "parameters": ODD[odd]}, FUNCTIONS[1]]
     regions = answer_regions(mark, functions, {}, thinking=False)

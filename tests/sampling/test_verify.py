@@ -1,4 +1,4 @@
-"""The walk down a tree: as far as the target agrees, and no further than the end of the answer."""
+"""The walk down a tree: as long as the target agrees, and no further than the end of the answer."""
 
 from collections.abc import Sequence
 
@@ -28,19 +28,19 @@ def walked(choices: dict[int, int], stop: int = -1) -> VerifyResult:
     return verify_tree(TREE, LazyLogits(TREE, logits, 1), processor, None, 0, lambda token: token == stop)
 
 
-def test_it_goes_as_far_as_the_target_agrees() -> None:
+def test_walk_follows_the_target() -> None:
     assert walked({0: 1, 1: 2, 2: 3, 3: 5}).tokens == (1, 2, 3, 5)
     assert walked({0: 1, 1: 4}).tokens == (1, 4), "4 hangs below another node"
     found = walked({0: 4, 4: 1})
     assert (found.nodes, found.tokens, found.stopped) == ((0, 4), (4, 1), False)
 
 
-def test_it_ends_at_the_end_of_an_answer_inside_an_accepted_path() -> None:
+def test_walk_stops_at_an_end_token() -> None:
     found = walked({0: 1, 1: 2, 2: 3, 3: 5}, stop=2)
     assert (found.nodes, found.tokens, found.stopped) == ((0, 1), (1, 2), True)
 
 
-def test_rows_of_likely_nodes_are_made_together() -> None:
+def test_rows_of_likely_nodes_are_computed_together() -> None:
     asked: list[list[int]] = []
 
     def logits(nodes: Sequence[int]) -> torch.Tensor:
@@ -49,13 +49,13 @@ def test_rows_of_likely_nodes_are_made_together() -> None:
 
     rows = LazyLogits(TREE, logits, 3)
     assert [int(rows[node][0]) for node in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 4]
-    assert asked == [[0, 1, 2], [3], [4]], "the likeliest first, and of the others what stands below"
+    assert asked == [[0, 1, 2], [3], [4]], "the most likely first, then the rows below the others"
     rows = LazyLogits(TREE, logits, 9)
     assert 1 not in rows and int(rows[1][0]) == 1 and 3 in rows and 0 not in rows
 
 
 @pytest.mark.parametrize("together", [1, 16])
-def test_how_many_rows_are_made_together_changes_nothing(together: int) -> None:
+def test_batch_size_of_rows_changes_nothing(together: int) -> None:
     every = 3 * torch.randn(5, V, generator=torch.Generator().manual_seed(8))
     every[0, 1] = every[1, 2] = 9.0
     params = SamplingParams(temperature=0.8, seed=2, top_p=0.9, repetition_penalty=1.1, logprobs=2)

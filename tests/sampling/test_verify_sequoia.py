@@ -1,4 +1,4 @@
-"""Sequoia's rule is exact, in fractions; the walk in floats decides as fractions do."""
+"""Sequoia's rule is exact in fractions; the walk in floats decides as fractions do."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -23,17 +23,17 @@ from offspec.sampling.verify_sequoia import accept_child, verify_without_replace
 Law = list[Fraction]
 
 
-class Told:
-    """In the place of a random number: it is small enough for a test or not, as it is told to be.
+class ForcedOutcome:
+    """Replaces a random number: a comparison has the outcome that the test chooses.
 
-    odds: how likely a number is that does so.
+    odds: probability of this outcome for a random number.
     """
 
     def __init__(self, accepts: bool) -> None:
         self._accepts = accepts
         self._draft = self.odds = Fraction(1)
 
-    def __mul__(self, draft: Fraction) -> "Told":
+    def __mul__(self, draft: Fraction) -> "ForcedOutcome":
         self._draft = draft
         return self
 
@@ -43,15 +43,15 @@ class Told:
         return self._accepts
 
 
-def _law(*parts: int) -> Law:
+def _distribution(*parts: int) -> Law:
     return [Fraction(part, sum(parts)) for part in parts]
 
 
 def _outcomes(target: Law, draft: Law, children: Sequence[int]) -> Iterator[tuple[int, Fraction]]:
     """Every token that the rule may choose, and the probability of it."""
     laws = np.array(target, dtype=object), np.array(draft, dtype=object)
-    for first in range(len(children) + 1):  # the test that is passed, after which there are none
-        told = [Told(test == first) for test in range(len(children))]
+    for first in range(len(children) + 1):  # the test that passes, after which there are none
+        told = [ForcedOutcome(test == first) for test in range(len(children))]
         accepted, rest = accept_child(*laws, children, cast(Iterator[float], iter(told)))
         odds = prod((number.odds for number in told), start=Fraction(1))
         if accepted is not None:
@@ -61,7 +61,7 @@ def _outcomes(target: Law, draft: Law, children: Sequence[int]) -> Iterator[tupl
 
 
 def _draws(draft: Law, count: int) -> Iterator[tuple[tuple[int, ...], Fraction]]:
-    """Every order in which `count` children, or as many as there are, can be drawn, with its probability."""
+    """Every order in which up to `count` children can be drawn, with its probability."""
     possible = [token for token, share in enumerate(draft) if share]
     for order in permutations(possible, min(count, len(possible))):
         odds, left = Fraction(1), Fraction(1)
@@ -72,7 +72,7 @@ def _draws(draft: Law, count: int) -> Iterator[tuple[tuple[int, ...], Fraction]]
 
 
 def _chosen(target: Law, draft: Law, count: int) -> Law:
-    """How likely each token is, over all draws and all outcomes of the tests."""
+    """Probability of each token, over all draws and all outcomes of the tests."""
     law = [Fraction(0)] * len(target)
     for children, odds in _draws(draft, count):
         for token, share in _outcomes(target, draft, children):
@@ -87,17 +87,17 @@ _PARTS = st.lists(st.integers(0, 6), min_size=3, max_size=4).filter(any)
 @given(_PARTS, _PARTS, st.integers(1, 3))
 @example([3, 2, 1], [3, 2, 1], 2)  # equal
 @example([0, 0, 1, 2], [3, 1, 0, 0], 3)  # disjoint
-@example([1, 2, 3, 4], [1, 0, 0, 0], 2)  # a draft that is sure
-@example([0, 1, 0], [4, 1, 3], 3)  # a target that is sure
+@example([1, 2, 3, 4], [1, 0, 0, 0], 2)  # a certain draft
+@example([0, 1, 0], [4, 1, 3], 3)  # a certain target
 @example([7, 2, 1, 1], [1, 1, 2, 9], 3)  # opposite
-def test_a_node_has_exactly_the_target_s_law(target: list[int], draft: list[int], count: int) -> None:
+def test_node_has_exactly_the_targets_distribution(target: list[int], draft: list[int], count: int) -> None:
     size = max(len(target), len(draft))
-    laws = [_law(*parts, *[0] * (size - len(parts))) for parts in (target, draft)]
+    laws = [_distribution(*parts, *[0] * (size - len(parts))) for parts in (target, draft)]
     assert _chosen(laws[0], laws[1], count) == laws[0]
 
 
-def test_an_excess_that_rounding_ate_changes_nothing() -> None:
-    """The draft stands above the target at the one child, by rounding, and below it nowhere."""
+def test_excess_lost_to_rounding_changes_nothing() -> None:
+    """Rounding puts the draft above the target at the one child, and below it nowhere."""
     target, draft = np.array([0.5, 0.5]), np.array([0.5 + 2.0**-53, 0.5])
     token, rest = accept_child(target, draft, [0], iter([1 - 2.0**-53, 0.3]))
     assert token is None and rest.tolist() == [0.5, 0.5]
@@ -108,9 +108,9 @@ def _processor(size: int, temperature: float = 1.0) -> LogitsProcessor:
 
 
 class Scripted:
-    """A pass over a random tree: laws in fractions, of which floats see the logarithms.
+    """A pass over a random tree: distributions in fractions, whose logarithms are used in floats.
 
-    shape: how many children each of the first nodes has.
+    shape: number of children of each of the first nodes.
     """
 
     def __init__(self, seed: int, size: int, shape: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class Scripted:
             parents += [place] * children
         self.tree = TokenTree.build(tokens, parents, [0.0] * len(tokens))
         self.targets, self.drafts = (
-            [_law(*random.integers(1, 9, size).tolist()) for _ in tokens] for _ in range(2)
+            [_distribution(*random.integers(1, 9, size).tolist()) for _ in tokens] for _ in range(2)
         )
         self.chances = {position: random.random(8).tolist() for position in range(5)}
 
@@ -137,7 +137,7 @@ class Scripted:
         )
 
     def reference(self) -> list[int]:
-        """The tokens that fractions choose with the same numbers, by the rule as it is published."""
+        """Return the tokens chosen in fractions with the same numbers, by the published rule."""
         node, said = 0, list[int]()
         while True:
             target, draft = self.targets[node], self.drafts[node]
@@ -167,7 +167,7 @@ def _logits(law: Law) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 1, 3), (2, 2, 2), (1, 1), (3,)])
-def test_floats_decide_as_fractions_do(shape: tuple[int, ...]) -> None:
+def test_float_walk_equals_exact_walk(shape: tuple[int, ...]) -> None:
     lengths = set[int]()
     for seed in range(60):
         pass_ = Scripted(seed, 4, shape)
@@ -186,7 +186,7 @@ def _walk(
     stop: Callable[[int], bool] = lambda token: False,
     temperature: float = 1.0,
 ) -> VerifyResult:
-    """A pass from position 10 where all rows are the same."""
+    """Run a pass from position 10 in which all rows are the same."""
     processor = _processor(len(target), temperature)
     rows = LazyLogits(tree, lambda nodes: target.expand(len(nodes), -1), 2)
     return verify_without_replacement(tree, rows, processor, lambda node: draft, numbers, 10, stop)
@@ -196,7 +196,7 @@ def _tree(parents: Sequence[int], tokens: Sequence[int]) -> TokenTree:
     return TokenTree.build([0, *tokens], [-1, *parents], [0.0] * (1 + len(tokens)))
 
 
-def test_every_test_takes_a_fresh_number() -> None:
+def test_every_comparison_uses_a_new_number() -> None:
     """All children of the root are rejected, and then the token is drawn: four numbers of one position."""
     taken: list[tuple[int, float]] = []
 
@@ -213,14 +213,14 @@ def test_every_test_takes_a_fresh_number() -> None:
     assert {position for position, _ in taken} == {11}
 
 
-def test_what_is_no_number_is_told() -> None:
+def test_non_finite_values_are_reported() -> None:
     target = torch.tensor([0.0, torch.nan, 1.0])
     with pytest.raises(CheckpointError, match="not finite"):
         _walk(TokenTree.single(0), target, target)
 
 
-def test_the_walk_ends_where_it_is_told_to() -> None:
-    """The token that ends it is emitted; its node is not taken."""
+def test_walk_stops_at_stop_tokens() -> None:
+    """The token that ends it is emitted; its node is not accepted."""
     sure = torch.tensor([-torch.inf, 0.0, -torch.inf])
     tree = _tree([0, 1], [1, 1])
     walked = _walk(tree, sure, sure, stop=lambda token: True)
@@ -229,8 +229,8 @@ def test_the_walk_ends_where_it_is_told_to() -> None:
     assert (walked.tokens, walked.nodes, walked.stopped) == ((1, 1, 1), (0, 1, 2), False)
 
 
-def test_a_draft_that_is_used_up_does_not_end_the_walk() -> None:
-    """So cold that in floats one token is all there is: the second child cannot be tested, but be drawn."""
+def test_exhausted_draft_does_not_end_the_walk() -> None:
+    """At this low temperature floats leave one token: the second child cannot be tested, only drawn."""
     target, draft = torch.tensor([0.0, 9.0, 18.0]), torch.tensor([0.0, 18.0, 9.0])
     walked = _walk(_tree([0, 0, 2], [1, 2, 2]), target, draft, temperature=0.001)
     assert walked.tokens == (2, 2, 2) and walked.nodes == (0, 2, 3)

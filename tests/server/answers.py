@@ -1,4 +1,4 @@
-"""An answer with a thought, text and two calls, and the tools that it calls."""
+"""An answer with reasoning, text and two tool calls, and the tools that it calls."""
 
 import json
 from typing import Any

@@ -1,7 +1,7 @@
-"""A batch in a process that may be killed: IN OUT [MOST] are its arguments.
+"""Runs a batch in a process that a test may kill; arguments: IN OUT [MOST].
 
-Its answers are made of the prompt and the seed: without a model the process starts sooner. With MOST results
-in OUT it waits to be killed.
+Its answers depend on the prompt and the seed only: without a model the process starts sooner. After MOST
+results it waits to be killed.
 """
 
 import random
@@ -22,7 +22,7 @@ from tests.support.fake_engine import ScriptedEngine
 
 
 class RandomAnswers(ScriptedEngine):
-    """Each prompt and seed has an answer of its own, and it takes a moment."""
+    """Returns a different answer for each prompt and seed, after a short delay."""
 
     def stream(
         self, prompt: Any, params: SamplingParams | None = None, **more: Any
@@ -34,7 +34,7 @@ class RandomAnswers(ScriptedEngine):
 
 
 class BoundedResults(ResultFile):
-    """Takes no more than so many results."""
+    """Accepts a limited number of results."""
 
     most = sys.maxsize
 

@@ -1,4 +1,4 @@
-"""A server in a process that may be killed. It says its port, and ends when its stdin does."""
+"""Runs a server in a process that a test may kill. It prints its port, and ends when its stdin closes."""
 
 import socket
 import sys

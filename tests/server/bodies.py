@@ -1,4 +1,4 @@
-"""Bodies of requests of every API: the least that is answered, and one with most fields."""
+"""Request bodies of every API: minimal ones, and ones with most fields."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""A server with a tiny real model for tests that need no other, and what it would say by itself.
+"""A server with a tiny real model, and the same engine without a server.
 
-Both end with each file of tests: others look whether threads are left.
+Both end with each test file, because other tests check for leftover threads.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def live(tiny_folder: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def alone(tiny_folder: Path) -> Iterator[Engine]:
-    """The same model without a server and without a draft."""
+    """The same model without a server or a draft."""
     with tiny_engine(tiny_folder, "none") as engine:
         yield engine
 
@@ -44,7 +44,7 @@ def client(live: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def engine() -> ScriptedEngine:
-    """Says what a test gives it, under a template that knows thoughts and calls."""
+    """An engine with answers set by the test, and a template with reasoning and tool calls."""
     return ScriptedEngine(template="</think> <tool_call>")
 
 

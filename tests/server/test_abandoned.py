@@ -1,4 +1,4 @@
-"""Clients that leave while a real engine computes their prompt: a retry finds it in the cache."""
+"""Clients that disconnect while a real engine computes their prompt: a retry finds it in the cache."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ TOKENS = 6
 
 
 class Hold:
-    """The first pass stops after two layers until `gate` is set or its requests are halted."""
+    """Pauses the first pass after two layers until `gate` is set or its requests are halted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
@@ -76,7 +76,7 @@ def serving(folder: Path, draft: Path | str = "none", sequences: int = 1) -> Ite
 def send(
     server: LiveServer, prompt: list[int], temperature: float = 0, stream: bool = False
 ) -> HTTPConnection:
-    """A request whose response is not read yet."""
+    """Send a request without reading the response."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
     connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.request(
@@ -89,7 +89,7 @@ def send(
 
 
 def ask(server: LiveServer, prompt: list[int], temperature: float = 0) -> tuple[str, int]:
-    """Text and cached tokens of an answer."""
+    """Return the text and the cached tokens of an answer."""
     connection = send(server, prompt, temperature)
     answer = json.loads(connection.getresponse().read())
     connection.close()
@@ -97,7 +97,7 @@ def ask(server: LiveServer, prompt: list[int], temperature: float = 0) -> tuple[
 
 
 def leave(server: LiveServer, connection: HTTPConnection, others: int = 0) -> None:
-    """Close a connection, and wait until the server has noticed; so many other requests wait."""
+    """Close a connection, and wait until the server notices, with this many other requests waiting."""
     connection.close()
     wait_until(lambda: len(server.server.server_state.tasks) == others)
 
@@ -111,7 +111,7 @@ def leave(server: LiveServer, connection: HTTPConnection, others: int = 0) -> No
         (False, 0.9, "hostile", 2, True),
     ],
 )
-def test_a_retry_starts_with_the_computed_prompt(
+def test_retry_reuses_computed_prompt(
     stream: bool,
     temperature: float,
     draft: str,
@@ -122,7 +122,7 @@ def test_a_retry_starts_with_the_computed_prompt(
     hold: Hold,
     expect: Callable[[list[int], float], str],
 ) -> None:
-    """at_once: the retry comes while the prompt is still computed, and waits for it."""
+    """at_once: the retry arrives while the prompt is still being computed, and waits for it."""
     source = hostile if draft == "hostile" else draft
     with serving(tiny_folder, source, sequences) as server, ThreadPoolExecutor(1) as pool:
         gone = send(server, PROMPT, temperature, stream)
@@ -141,10 +141,10 @@ def test_a_retry_starts_with_the_computed_prompt(
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
-def test_another_request_ends_it(
+def test_another_request_ends_abandoned_prefill(
     sequences: int, tiny_folder: Path, hold: Hold, expect: Callable[[list[int], float], str]
 ) -> None:
-    """Nothing of a pass that was broken off between layers is reused."""
+    """Nothing is reused from a pass that was interrupted between layers."""
     with serving(tiny_folder, "none", sequences) as server:
         gone = send(server, PROMPT)
         assert hold.begun.wait(PATIENCE)
@@ -155,7 +155,7 @@ def test_another_request_ends_it(
         assert text == expect(PROMPT, 0) and cached <= 20, "the tokens that OTHER begins with"
 
 
-def test_it_ends_if_clients_wait_when_the_client_leaves(tiny_folder: Path, hold: Hold) -> None:
+def test_disconnect_ends_prefill_if_other_clients_wait(tiny_folder: Path, hold: Hold) -> None:
     with serving(tiny_folder) as server, ThreadPoolExecutor(1) as pool:
         gone = send(server, PROMPT)
         assert hold.begun.wait(PATIENCE)
@@ -166,7 +166,7 @@ def test_it_ends_if_clients_wait_when_the_client_leaves(tiny_folder: Path, hold:
     assert hold.halted
 
 
-def test_a_stop_ends_it(tiny_folder: Path, hold: Hold) -> None:
+def test_server_stop_ends_abandoned_prefill(tiny_folder: Path, hold: Hold) -> None:
     with serving(tiny_folder) as server:
         gone = send(server, PROMPT)
         assert hold.begun.wait(PATIENCE)
@@ -175,7 +175,7 @@ def test_a_stop_ends_it(tiny_folder: Path, hold: Hold) -> None:
         assert hold.halted
 
 
-def test_it_ends_after_a_time_unless_a_client_waits_for_it(
+def test_abandoned_prefill_times_out_unless_a_client_waits(
     tiny_folder: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "_FINISH_S", 0)

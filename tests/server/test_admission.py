@@ -1,4 +1,4 @@
-"""Who may ask, how much and how slowly."""
+"""Access and limits: API keys, sizes, slow clients, connections, and origins of requests."""
 
 import gzip
 import hmac
@@ -39,7 +39,7 @@ def unlocked() -> Iterator[LiveServer]:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/models", "/metrics", "/nothing"])
-def test_without_the_key(locked: LiveServer, path: str) -> None:
+def test_requests_without_the_key_are_refused(locked: LiveServer, path: str) -> None:
     wrong = ("Bearer wrong", "Bearer", f"Basic {KEY}")
     given = [{}, *({"authorization": each} for each in wrong), {"x-api-key": "k"}, {"x-api-key": ""}]
     with locked.http() as http:
@@ -50,7 +50,7 @@ def test_without_the_key(locked: LiveServer, path: str) -> None:
             assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_with_the_key(locked: LiveServer) -> None:
+def test_requests_with_the_key_are_served(locked: LiveServer) -> None:
     with locked.http() as http:
         for headers in ({"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}):
             http.headers["authorization"] = ""
@@ -58,8 +58,8 @@ def test_with_the_key(locked: LiveServer) -> None:
         assert http.get("/health", headers={"authorization": "no"}).status_code == 200
 
 
-def test_a_key_is_compared_in_constant_time(locked: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its length: what is compared are digests, by the one function that takes as long for each."""
+def test_keys_are_compared_in_constant_time(locked: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests are compared, whatever the length of the key, by the one function that takes constant time."""
     compared = list[tuple[bytes, bytes]]()
 
     def compare(given: bytes, known: bytes) -> bool:
@@ -73,7 +73,7 @@ def test_a_key_is_compared_in_constant_time(locked: LiveServer, monkeypatch: pyt
     assert len(compared) == 3 and {len(each) for pair in compared for each in pair} == {32}
 
 
-def test_a_body_that_is_too_long(locked: LiveServer) -> None:
+def test_body_too_large(locked: LiveServer) -> None:
     body = b'{"model": "' + b"x" * 30_000 + b'"}'
     chunks: Any = iter([body[:15_000], body[15_000:]])
     with locked.http() as http:
@@ -83,8 +83,8 @@ def test_a_body_that_is_too_long(locked: LiveServer) -> None:
         assert http.post(CHAT, json=ASKED).status_code == 200
 
 
-def test_bodies_that_are_too_long_together(locked: LiveServer) -> None:
-    """Each could be as long as it is, were there not the other, of which the end does not come."""
+def test_bodies_too_large_in_total(locked: LiveServer) -> None:
+    """Each would be allowed alone; the other, whose end never comes, makes them exceed the limit."""
     body = b'{"model": "' + b"x" * 17_000 + b'"}'
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n{JSON}content-length: 20000\r\n\r\n"
     headers = {"content-type": "application/json"}
@@ -104,7 +104,7 @@ def _connect(server: LiveServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
 
 
-def test_a_body_that_does_not_come() -> None:
+def test_body_timeout() -> None:
     with LiveServer(ScriptedEngine(), body_seconds=SHORT) as server, _connect(server) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: 100\r\n\r\n{{"
         connection.sendall(head.encode())
@@ -113,7 +113,7 @@ def test_a_body_that_does_not_come() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
-def test_headers_that_do_not_come(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_timeout(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedConnection, "header_seconds", SHORT)
     with LiveServer(ScriptedEngine()) as server, _connect(server) as connection:
         with suppress(OSError):  # it was closed already
@@ -122,7 +122,7 @@ def test_headers_that_do_not_come(sent: bytes, monkeypatch: pytest.MonkeyPatch) 
             assert _end(answer) == b""
 
 
-def test_headers_of_a_second_request_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_timeout_of_second_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with LiveServer(ScriptedEngine()) as server, _connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         answer, read = connection.makefile("rb"), b""
@@ -144,7 +144,7 @@ def _end(answer: Any) -> bytes:
         return b""
 
 
-def test_headers_without_end(locked: LiveServer) -> None:
+def test_endless_headers(locked: LiveServer) -> None:
     with _connect(locked) as connection:
         try:
             connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x-a: b\r\n" * 20_000)
@@ -153,7 +153,7 @@ def test_headers_without_end(locked: LiveServer) -> None:
         assert _end(connection.makefile("rb"))[:12] in (b"HTTP/1.1 400", b"")
 
 
-def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_response_closes_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedConnection, "write_seconds", SHORT)
     engine = ScriptedEngine([Script("x" * 10**6), "fine"])
     with LiveServer(engine) as server, server.http() as http:
@@ -170,7 +170,7 @@ def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.Mo
     ("path", "kind"), [(CHAT, "service_unavailable_error"), ("/v1/messages", "overloaded_error")]
 )
 def test_too_many_connections(path: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest is refused in the shape of its API, and closed; those before it are served."""
+    """The newest is refused in the format of its API and closed; earlier ones are served."""
     monkeypatch.setattr(LimitedConnection, "most", 2)
     with LiveServer(ScriptedEngine()) as server, server.http() as first:
         assert first.get("/health").status_code == 200
@@ -186,8 +186,8 @@ def test_too_many_connections(path: str, kind: str, monkeypatch: pytest.MonkeyPa
             assert third.post(CHAT, json=ASKED).status_code == 200
 
 
-def test_what_other_pages_can_send(unlocked: LiveServer) -> None:
-    """Without asking the browser's leave: then a page anywhere could use the model of its visitors."""
+def test_simple_cross_origin_requests_are_refused(unlocked: LiveServer) -> None:
+    """Simple cross-origin requests, which need no preflight, would let any page use the model."""
     kinds = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
     with unlocked.http() as http:
         for headers in ({}, *({"content-type": kind} for kind in kinds)):
@@ -200,7 +200,7 @@ def test_what_other_pages_can_send(unlocked: LiveServer) -> None:
         assert answer.status_code == 400 and "content-encoding" in answer.json()["error"]["message"]
 
 
-def test_names_that_resolve_to_this_machine(unlocked: LiveServer) -> None:
+def test_host_names_of_this_machine(unlocked: LiveServer) -> None:
     ours = "localhost:8000", "my.localhost", "127.0.0.1", "[::1]:80", "192.168.1.2:8000"
     inside = "host.docker.internal:8000", "host.containers.internal"  # containers on this machine
     theirs = "evil.example", "127.0.0.1.evil.example:8000", "evil.docker.internal", ""
@@ -210,7 +210,7 @@ def test_names_that_resolve_to_this_machine(unlocked: LiveServer) -> None:
             assert status == (403 if host in theirs else 200), host
 
 
-def test_events_do_not_wait_for_one_another() -> None:
+def test_events_are_sent_without_delay() -> None:
     with LiveServer(ScriptedEngine()) as server, server.http() as http:
         http.get("/health")
         (connection,) = server.server.server_state.connections

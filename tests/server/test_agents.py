@@ -1,4 +1,4 @@
-"""Parts of requests by which coding agents differ from other clients."""
+"""Features of requests that only coding agents use."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ SPACES: list[dict[str, Any]] = [
 
 
 def post(server: LiveServer, path: str, **body: Any) -> tuple[dict[str, Any], str]:
-    """The answer to a body, and what the server ignored of it."""
+    """Return the response to a body, and the fields that the server ignored."""
     with server.http() as http:
         answer = http.post(path, json={"model": NAME, **LEAST[path], **body})
     assert answer.status_code == 200, answer.text
@@ -37,7 +37,7 @@ def post(server: LiveServer, path: str, **body: Any) -> tuple[dict[str, Any], st
 
 
 def prompt(engine: ScriptedEngine) -> str:
-    """The text of the last prompt."""
+    """Text of the last prompt."""
     return engine.decode_with_special(engine.requests[-1].prompt)
 
 
@@ -57,7 +57,7 @@ def prompt(engine: ScriptedEngine) -> str:
         ),
     ],
 )
-def test_tools_of_a_namespace(
+def test_namespaced_tools(
     served: LiveServer, engine: ScriptedEngine, name: str, arguments: dict[str, Any], item: dict[str, Any]
 ) -> None:
     engine.answers = [f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"]
@@ -71,7 +71,7 @@ def test_tools_of_a_namespace(
 
 
 @pytest.mark.parametrize("namespace", [None, "mcp__calc", "mcp__calc__"])
-def test_an_earlier_call_has_the_name_that_the_model_gave(
+def test_earlier_calls_keep_the_models_name(
     served: LiveServer, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, namespace: str | None
 ) -> None:
     seen, encode = list[Any](), engine.encode
@@ -88,9 +88,7 @@ def test_an_earlier_call_has_the_name_that_the_model_gave(
     assert made["function"]["name"] == ("mcp__calc__add" if namespace else "add")
 
 
-def test_the_billing_line_of_claude_code_is_not_in_the_prompt(
-    served: LiveServer, engine: ScriptedEngine
-) -> None:
+def test_claude_code_billing_line_is_removed_from_prompt(served: LiveServer, engine: ScriptedEngine) -> None:
     system = [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.0da;"},
         {"type": "text", "text": "You write code."},
@@ -101,20 +99,20 @@ def test_the_billing_line_of_claude_code_is_not_in_the_prompt(
     assert "billing" not in prompt(engine) and "<|system|>" not in prompt(engine)
 
 
-def test_a_prompt_that_is_too_long_is_logged(
+def test_too_long_prompt_is_logged(
     served: LiveServer, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Agents show messages of their own for it, which do not say what to do."""
+    """Agents replace the error by messages of their own, which do not name a remedy."""
     with caplog.at_level(logging.INFO, "offspec.server"), served.http() as http:
         answer = http.post(RESPONSES, json={"model": NAME, "input": "word " * 2 * engine.context})
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert [each for each in caplog.messages if each.startswith("refused: the prompt is too long: ")]
 
 
-def test_a_stream_of_responses_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codex ends a stream in which no event comes for some minutes; a comment is not an event."""
+def test_waiting_responses_stream_sends_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex ends a stream without an event for some minutes; a comment is not an event."""
     monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.02)
-    engine, told = ScriptedEngine(), Events()
+    engine, events = ScriptedEngine(), Events()
     engine.gate.clear()
     body = {"model": NAME, "input": "Why?", "stream": True}
     with (
@@ -124,13 +122,13 @@ def test_a_stream_of_responses_that_waits_has_events(monkeypatch: pytest.MonkeyP
     ):
         for line in answer.iter_lines():
             if line.startswith("data: "):
-                told.append(json.loads(line.removeprefix("data: ")))
-            if len(told) == 5:
+                events.append(json.loads(line.removeprefix("data: ")))
+            if len(events) == 5:
                 engine.gate.set()
-    assert [each["type"] for each in told[:5]] == ["response.created", *["response.in_progress"] * 4]
-    assert [each["sequence_number"] for each in told] == [*range(len(told))]
-    assert all(each["response"] == told[0]["response"] for each in told[:5])
-    assert told[-1]["type"] == "response.completed"
+    assert [each["type"] for each in events[:5]] == ["response.created", *["response.in_progress"] * 4]
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    assert all(each["response"] == events[0]["response"] for each in events[:5])
+    assert events[-1]["type"] == "response.completed"
 
 
 RESULTS: list[tuple[str, dict[str, Any], str]] = [
@@ -199,7 +197,7 @@ RESULTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "kind"), RESULTS)
-def test_pictures_in_results_of_tools_are_omitted(
+def test_images_in_tool_results_are_omitted(
     served: LiveServer, engine: ScriptedEngine, path: str, body: dict[str, Any], kind: str
 ) -> None:
     """Agents send all results again with each request, so a refusal would end the conversation."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages, by Anthropic's own client: blocks, events, tools, thoughts, counts and errors."""
+"""Anthropic's Messages API with Anthropic's own client: blocks, events, tools, reasoning and errors."""
 
 import json
 import time
@@ -33,21 +33,21 @@ def client(live: LiveServer) -> Iterator[anthropic.Anthropic]:
 
 
 def blocks(message: anthropic.types.Message) -> list[Any]:
-    """The content of a message, without ids."""
+    """Content of a message, without ids."""
     return [block.model_dump(exclude_none=True, exclude={"id"}) for block in message.content]
 
 
-def test_whole_and_streamed_answers_are_the_engines(client: anthropic.Anthropic, alone: Engine) -> None:
+def test_answers_equal_the_engines(client: anthropic.Anthropic, alone: Engine) -> None:
     given = {"temperature": 0.8, "seed": 5, "ignore_eos": True, "top_k": 9}
     expected = alone.generate(ASKED["messages"], SamplingParams(max_tokens=20, **given), speculate=False)
-    asked = {**ASKED, "max_tokens": 20, "extra_body": given}
-    whole = client.messages.create(**asked)
+    fields = {**ASKED, "max_tokens": 20, "extra_body": given}
+    whole = client.messages.create(**fields)
     assert blocks(whole) == [{"type": "text", "text": expected.text}]
     assert (whole.role, whole.model, whole.stop_reason) == ("assistant", NAME, "max_tokens")
     usage = whole.usage
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == expected.prompt_tokens
     assert usage.output_tokens == 20
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**fields) as stream:
         assert "".join(stream.text_stream) == expected.text
         final = stream.get_final_message()
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 20)
@@ -55,7 +55,7 @@ def test_whole_and_streamed_answers_are_the_engines(client: anthropic.Anthropic,
 
 
 @pytest.mark.parametrize(
-    ("asked", "template"),
+    ("fields", "template"),
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
@@ -67,15 +67,15 @@ def test_whole_and_streamed_answers_are_the_engines(client: anthropic.Anthropic,
         ),
     ],
 )
-def test_what_the_template_is_told(
-    scripted: anthropic.Anthropic, engine: ScriptedEngine, asked: dict[str, Any], template: dict[str, Any]
+def test_chat_template_arguments(
+    scripted: anthropic.Anthropic, engine: ScriptedEngine, fields: dict[str, Any], template: dict[str, Any]
 ) -> None:
-    scripted.messages.create(**ASKED, extra_body=asked)
+    scripted.messages.create(**ASKED, extra_body=fields)
     assert (engine.template_given or {}) == template
 
 
-def test_events_of_a_stream(scripted: anthropic.Anthropic) -> None:
-    """In their order, each of the client's own type."""
+def test_stream_events(scripted: anthropic.Anthropic) -> None:
+    """Events arrive in order, each of the client's own type."""
     events = list(scripted.messages.create(**ASKED, tools=TOOLS, stream=True))
     assert all(type(event).model_validate(event.model_dump()) == event for event in events)
     order = [event.type for event in events]
@@ -93,7 +93,7 @@ def test_events_of_a_stream(scripted: anthropic.Anthropic) -> None:
     assert order.count("content_block_stop") == 4
 
 
-def test_tools_and_thoughts(scripted: anthropic.Anthropic) -> None:
+def test_tools_and_reasoning(scripted: anthropic.Anthropic) -> None:
     expected = [
         {"type": "thinking", "thinking": "Which city? Oslo.", "signature": "unsigned"},
         {"type": "text", "text": "I look."},
@@ -114,7 +114,7 @@ def test_tools_and_thoughts(scripted: anthropic.Anthropic) -> None:
     assert [block.type for block in bare.content] == ["thinking", "text"] and bare.stop_reason == "end_turn"
 
 
-def test_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
+def test_response_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
     schema = {"type": "object", "properties": {"sky": {"const": "blue"}}}
     engine.answers = ['{"sky": "blue"}']
     format: Any = {"format": {"type": "json_schema", "schema": schema}}
@@ -131,7 +131,7 @@ def test_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: Scripte
 
 
 def test_models(scripted: anthropic.Anthropic) -> None:
-    """In the shape of the client's API, though the path is that of OpenAI's."""
+    """The list has the format of the client's API, though OpenAI's uses the same path."""
     page = scripted.models.list()
     (model,) = page.data
     assert (model.id, model.type, model.display_name) == (NAME, "model", NAME)
@@ -143,8 +143,8 @@ def test_models(scripted: anthropic.Anthropic) -> None:
     assert isinstance(caught.value.body, dict) and caught.value.body["error"]["type"] == "not_found_error"
 
 
-def test_a_conversation_with_tools(client: anthropic.Anthropic, alone: Engine) -> None:
-    """What the template writes of it is what it writes of the same in OpenAI's shape."""
+def test_conversation_with_tools(client: anthropic.Anthropic, alone: Engine) -> None:
+    """The template renders it like the same conversation in OpenAI's format."""
     messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "w15"}, {"type": "text", "text": "w16"}]},
         {
@@ -188,14 +188,14 @@ def test_stop_sequences(client: anthropic.Anthropic, alone: Engine) -> None:
     assert blocks(answer)[0]["text"].split() == said[: said.index(stop)]
 
 
-def test_an_answer_is_continued(client: anthropic.Anthropic, alone: Engine) -> None:
+def test_prefilled_answer_is_continued(client: anthropic.Anthropic, alone: Engine) -> None:
     messages = [*ASKED["messages"], {"role": "assistant", "content": "w30 w31"}]
     expected = alone.generate(messages, SamplingParams(max_tokens=5), speculate=False).text
     answer = client.messages.create(model=NAME, max_tokens=5, messages=messages)
     assert blocks(answer) == [{"type": "text", "text": expected}]
 
 
-def test_an_empty_answer(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
+def test_empty_answer(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
     engine.answers = [""]
     answer = scripted.messages.create(**ASKED)
     assert (answer.content, answer.stop_reason) == ([], "end_turn")

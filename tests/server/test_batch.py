@@ -1,4 +1,4 @@
-"""Batches of requests from files: what lines may be, what comes of them, and what survives a kill."""
+"""Batches of requests from files: valid and invalid lines, results, and recovery from a kill."""
 
 import json
 import random
@@ -52,16 +52,18 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-def written(path: Path, lines: Sequence[Any]) -> Path:
+def write_requests(path: Path, lines: Sequence[Any]) -> Path:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(f"{text}\n" for text in texts))
     return path
 
 
-def run(requests: Path, out: Path, engine: ScriptedEngine, told: list[Event] | None = None) -> BatchRun:
-    told = [] if told is None else told
+def run(requests: Path, out: Path, engine: ScriptedEngine, reported: list[Event] | None = None) -> BatchRun:
+    reported = [] if reported is None else reported
     with ResultFile(out) as file:
-        batch = BatchRun(Service(engine.opened, Settings(served_model_names=("mine",))), file, told.append)
+        batch = BatchRun(
+            Service(engine.opened, Settings(served_model_names=("mine",))), file, reported.append
+        )
         batch.run(read_lines(requests))
     return batch
 
@@ -69,7 +71,7 @@ def run(requests: Path, out: Path, engine: ScriptedEngine, told: list[Event] | N
 def said(out: Path) -> dict[str, Any]:
     lines = list(map(json.loads, out.read_text().splitlines()))
     found = {line.get("custom_id") or line["id"]: line for line in lines}
-    assert len(found) == len(lines), "an id came twice"
+    assert len(found) == len(lines), "duplicate id"
     return found
 
 
@@ -87,10 +89,10 @@ def test_an_error_speaks_of_the_line_or_of_its_field(text: str, message: str) ->
     assert fault is not None and fault.message == message
 
 
-def test_both_formats(tmp_path: Path) -> None:
-    requests = written(tmp_path / "in", [*PLAIN, WRAPPED])
-    told = list[Event]()
-    batch = run(requests, tmp_path / "out", ScriptedEngine(["Because it is so."]), told)
+def test_batch_and_plain_line_formats(tmp_path: Path) -> None:
+    requests = write_requests(tmp_path / "in", [*PLAIN, WRAPPED])
+    reported = list[Event]()
+    batch = run(requests, tmp_path / "out", ScriptedEngine(["Because it is so."]), reported)
     found = said(tmp_path / "out")
     assert {*found} == {"a", "b", "line-3", "w"}
     assert found["a"]["text"] == "Because it is so." and found["a"]["finish_reason"] == "stop"
@@ -99,19 +101,19 @@ def test_both_formats(tmp_path: Path) -> None:
     assert (response["status_code"], found["w"]["error"]) == (200, None)
     assert response["body"]["choices"][0]["message"]["content"] == "Because it is so."
     assert batch.tokens == 5 * 4
-    progress = [(event.done, event.total) for event in told if isinstance(event, LoadProgress)]
+    progress = [(event.done, event.total) for event in reported if isinstance(event, LoadProgress)]
     assert progress[-5:] == [(number, 4) for number in range(5)]
 
 
-def test_responses_are_not_kept(tmp_path: Path) -> None:
-    """Whatever the line says; the tokens of their answers count, and seeds come from lines."""
+def test_responses_are_not_stored(tmp_path: Path) -> None:
+    """Even if a line requests it. Tokens of their answers are counted, and seeds are derived from lines."""
     line = {
         "custom_id": "r",
         "method": "POST",
         "url": "/v1/responses",
         "body": {"input": "Why?", "store": True},
     }
-    requests, engine = written(tmp_path / "in", [line]), ScriptedEngine(["Because it is so."])
+    requests, engine = write_requests(tmp_path / "in", [line]), ScriptedEngine(["Because it is so."])
     batch = run(requests, tmp_path / "out", engine)
     body = said(tmp_path / "out")["r"]["response"]["body"]
     assert body["output"][0]["content"][0]["text"] == "Because it is so." and body["store"] is False
@@ -120,8 +122,8 @@ def test_responses_are_not_kept(tmp_path: Path) -> None:
     assert engine.requests[0].params.seed == read.request("m")["seed"]
 
 
-def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> None:
-    requests = written(tmp_path / "in", ["", *(line for line, _ in WRONG), "  ", PLAIN[0]])
+def test_invalid_line_fails_alone(tmp_path: Path) -> None:
+    requests = write_requests(tmp_path / "in", ["", *(line for line, _ in WRONG), "  ", PLAIN[0]])
     *wrong, right = read_lines(requests)
     run(requests, tmp_path / "out", ScriptedEngine())
     found = said(tmp_path / "out")
@@ -130,24 +132,24 @@ def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> No
     assert len(found) == len(wrong) + 1
     assert right.fault is None and found["a"]["text"]
     for line, (_, expected) in zip(wrong, WRONG, strict=True):
-        told = found[line.id]
+        reported = found[line.id]
         assert line.fault is not None and expected in line.fault.message
-        assert expected in json.dumps(told)
-        assert told.get("error") or told["response"]["status_code"] >= 400
+        assert expected in json.dumps(reported)
+        assert reported.get("error") or reported["response"]["status_code"] >= 400
 
 
-def test_an_unknown_model_is_an_error_of_its_line(tmp_path: Path) -> None:
+def test_unknown_model_fails_its_line(tmp_path: Path) -> None:
     other = {**WRAPPED, "custom_id": "o", "body": {**WRAPPED["body"], "model": "gpt"}}  # type: ignore[dict-item]
-    run(written(tmp_path / "in", [other, PLAIN[0]]), tmp_path / "out", ScriptedEngine())
+    run(write_requests(tmp_path / "in", [other, PLAIN[0]]), tmp_path / "out", ScriptedEngine())
     found = said(tmp_path / "out")
     assert found["o"]["response"]["status_code"] == 404 and found["a"]["text"]
 
 
-def test_files_that_cannot_be(tmp_path: Path) -> None:
+def test_unusable_files(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"lines 1 and 2 of .* the same id, 'a'"):
-        list(read_lines(written(tmp_path / "in", [PLAIN[0], PLAIN[0]])))
+        list(read_lines(write_requests(tmp_path / "in", [PLAIN[0], PLAIN[0]])))
     with pytest.raises(RequestError, match=r"line 1 of .* is not a batch result"):
-        ResultFile(written(tmp_path / "other", ["some text"]))
+        ResultFile(write_requests(tmp_path / "other", ["some text"]))
     with pytest.raises(RequestError, match="cannot write to"):
         ResultFile(tmp_path / "none" / "out")
     with ResultFile(tmp_path / "out"), pytest.raises(RequestError, match="another process is writing"):
@@ -155,32 +157,32 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
     ResultFile(tmp_path / "out").__exit__(None, None, None)
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
-    """The line that a kill cut is asked again; what is whole is not."""
-    requests, out = written(tmp_path / "in", PLAIN), tmp_path / "out"
+def test_interrupted_run_resumes(tmp_path: Path) -> None:
+    """A line cut by a kill runs again; complete results do not."""
+    requests, out = write_requests(tmp_path / "in", PLAIN), tmp_path / "out"
     run(requests, out, ScriptedEngine(["One."]))
     whole = out.read_bytes()
     out.write_bytes(whole[: whole.rindex(b"line-3") + 20])
     engine = ScriptedEngine(["Two."])
-    told = list[Event]()
-    run(requests, out, engine, told)
+    reported = list[Event]()
+    run(requests, out, engine, reported)
     found = said(out)
-    progress = [(event.done, event.total) for event in told if isinstance(event, LoadProgress)]
+    progress = [(event.done, event.total) for event in reported if isinstance(event, LoadProgress)]
     assert progress[-2:] == [(2, 3), (3, 3)]
     assert found["a"]["text"] == "One." and found["line-3"]["texts"] == ["Two.", "Two."]
     assert len(engine.requests) == 2
 
 
-def test_seeds_come_from_lines(tmp_path: Path) -> None:
-    """So that a second run, or another order, says the same."""
-    one, two = (list(read_lines(written(tmp_path / "in", lines))) for lines in (PLAIN, PLAIN[::-1]))
+def test_seeds_are_derived_from_lines(tmp_path: Path) -> None:
+    """A second run, or another order, gives the same answers."""
+    one, two = (list(read_lines(write_requests(tmp_path / "in", lines))) for lines in (PLAIN, PLAIN[::-1]))
     seeds = [{line.id: line.request("m")["seed"] for line in lines} for lines in (one, two)]
     assert seeds[0]["a"] == seeds[1]["a"] != seeds[0]["b"] == 3
     assert Line(1, "z", "", PLAIN[0], True).request("m")["seed"] != seeds[0]["a"]
 
 
-def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests, out = written(tmp_path / "in", PLAIN), tmp_path / "out"
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, out = write_requests(tmp_path / "in", PLAIN), tmp_path / "out"
 
     def full(fd: int, data: memoryview) -> None:
         if b'"b"' in bytes(data):
@@ -197,10 +199,10 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {*said(out)} == {"a", "b", "line-3"}
 
 
-def test_an_engine_that_fails(tmp_path: Path) -> None:
-    """One failure is its line's; several in a row end the run, and their lines are asked again."""
+def test_engine_failure(tmp_path: Path) -> None:
+    """A single failure is an error of its line; several in a row end the run, and their lines run again."""
     error = StreamError("the disk is gone", file=Path("x"), offset=0)
-    requests = written(tmp_path / "in", [{"prompt": f"question {i}"} for i in range(6)])
+    requests = write_requests(tmp_path / "in", [{"prompt": f"question {i}"} for i in range(6)])
     run(requests, tmp_path / "one", ScriptedEngine([Script("a", error=error, fail_after=0), *["b"] * 5]))
     found = said(tmp_path / "one")
     assert len(found) == 6 and sum("error" in line for line in found.values()) == 1
@@ -209,19 +211,23 @@ def test_an_engine_that_fails(tmp_path: Path) -> None:
     assert len(said(tmp_path / "all")) == 2
 
 
-def test_a_line_that_fails_late_has_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No status is sent before the answer, as it is to a client that waits."""
+def test_late_failure_has_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No status is sent before the answer, unlike for a waiting client."""
     monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0)
     engine = ScriptedEngine([Script("one two", fail_after=0), "fine"], delay=0.01)
-    run(written(tmp_path / "in", [WRAPPED, PLAIN[0]]), tmp_path / "out", engine)
+    run(write_requests(tmp_path / "in", [WRAPPED, PLAIN[0]]), tmp_path / "out", engine)
     found = said(tmp_path / "out")
     assert found["w"]["response"]["status_code"] == 500 and found["a"]["text"] == "fine"
 
 
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """Every id once in the end, and what an undisturbed run says."""
+def test_kill_at_any_moment(tmp_path: Path) -> None:
+    """Every id occurs once in the end, with the result of an undisturbed run."""
     count, kills = 24, 3
-    requests, out, whole = written(tmp_path / "in", _kill_lines(count)), tmp_path / "out", tmp_path / "whole"
+    requests, out, whole = (
+        write_requests(tmp_path / "in", _kill_lines(count)),
+        tmp_path / "out",
+        tmp_path / "whole",
+    )
     command = [sys.executable, "-m", "tests.server.batch_program", str(requests)]
     undisturbed = subprocess.Popen([*command, str(whole)])
     chance, left = random.Random(3), list[int]()
@@ -258,13 +264,16 @@ def _kill_lines(count: int) -> list[Any]:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_lines_share_passes(tmp_path: Path) -> None:
-    """Several sequences give the results that one gives, in fewer passes."""
+def test_lines_are_batched(tmp_path: Path) -> None:
+    """Several sequences give the same results as one, in fewer passes."""
     model = write_model(tmp_path / "model", num_hidden_layers=2)
     lines = [
         {"prompt": f"w{i} w{2 * i} w9", "max_tokens": 9, "seed": i, "temperature": 1} for i in range(5, 17)
     ]
-    requests, found = written(tmp_path / "in", [{**lines[0], "n": 3}, *lines[1:]]), list[dict[str, Any]]()
+    requests, found = (
+        write_requests(tmp_path / "in", [{**lines[0], "n": 3}, *lines[1:]]),
+        list[dict[str, Any]](),
+    )
     for sequences in (1, 4):
         out = tmp_path / f"out{sequences}"
         engine = tiny_engine(model, "suffix", budget=8, sequences=sequences)

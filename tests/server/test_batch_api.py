@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batches, with OpenAI's own client."""
+"""OpenAI's Files and Batches APIs, with OpenAI's own client."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder of the test's own."""
+    """A data folder for the test."""
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
@@ -51,7 +51,7 @@ def server(engine: ScriptedEngine, data: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server for tests that leave it as it was."""
+    """A server for tests that do not change it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFSPEC_DATA", str(tmp_path_factory.mktemp("shared")))
         with LiveServer(ScriptedEngine(), upload_bytes=40_000) as server:
@@ -65,8 +65,8 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 
 def line(name: str, text: str = "Why?", **body: Any) -> dict[str, Any]:
-    asked = {"model": NAME, "messages": [{"role": "user", "content": text}], **body}
-    return {"custom_id": name, "method": "POST", "url": CHAT, "body": asked}
+    fields = {"model": NAME, "messages": [{"role": "user", "content": text}], **body}
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": fields}
 
 
 def text_of(lines: list[Any]) -> bytes:
@@ -93,11 +93,11 @@ def results(client: openai.OpenAI, id: str | None) -> dict[str, Any]:
         return {}
     lines = list(map(json.loads, client.files.content(id).text.splitlines()))
     found = {each["custom_id"]: each["response"] for each in lines}
-    assert len(found) == len(lines), "an id came twice"
+    assert len(found) == len(lines), "duplicate id"
     return found
 
 
-def test_files(client: openai.OpenAI, data: Path) -> None:
+def test_files_api(client: openai.OpenAI, data: Path) -> None:
     text = text_of([line("a")])
     made = client.files.create(
         file=("asked.jsonl", text), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -121,7 +121,7 @@ def test_files(client: openai.OpenAI, data: Path) -> None:
     assert not list(folder.glob(f"{made.id}*"))
 
 
-def test_a_batch(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_batch(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     lines = [line("a"), line("b", temperature=-1), line("c", n=2), line("d", model="gpt")]
     batch = begin(client, lines, metadata={"for": "tests"})
     assert (batch.object, batch.endpoint, batch.completion_window) == ("batch", CHAT, "24h")
@@ -147,8 +147,8 @@ def test_a_batch(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     assert [each.id for each in client.batches.list()] == [batch.id]
 
 
-def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
-    """And of `offspec batch`, whose lines have the same seeds."""
+def test_answers_equal_those_of_single_requests(tiny_folder: Path) -> None:
+    """They also equal those of `offspec batch`, which gives lines the same seeds."""
     from tests.support.tiny_models import tiny_engine
 
     lines = [
@@ -163,8 +163,8 @@ def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
             assert answers[each.id]["body"]["choices"] == [choice.to_dict() for choice in alone.choices]
 
 
-def test_responses(client: openai.OpenAI, engine: ScriptedEngine) -> None:
-    """They may go on from one that is kept, and are not kept themselves."""
+def test_responses_in_batches(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """They may continue a stored response, and are not stored themselves."""
     kept = client.responses.create(model=NAME, input="Why?")
     wrapped = {"method": "POST", "url": "/v1/responses"}
     bodies: list[dict[str, Any]] = [
@@ -190,13 +190,13 @@ def test_responses(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     assert other.status == "failed"  # another endpoint than that of the batch
 
 
-def test_clients_that_wait_go_first(
+def test_waiting_clients_precede_batch_lines(
     client: openai.OpenAI, server: LiveServer, engine: ScriptedEngine
 ) -> None:
-    """What is under way ends; then they have their turn, before the next line."""
+    """The running request finishes; then waiting clients are served before the next line."""
     engine.gate.clear()
     batch = begin(client, [line(f"line {number}", f"line {number}") for number in range(3)])
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     with server.client() as other, ThreadPoolExecutor(2) as pool:
         messages: list[Any] = [[{"role": "user", "content": f"client {number}"}] for number in (1, 2)]
         for each in messages:
@@ -204,11 +204,11 @@ def test_clients_that_wait_go_first(
         wait_until(lambda: server.service.queue_length == 2)
         engine.gate.set()
     assert ended(client, batch.id).status == "completed"
-    told = [
-        "client" if "client" in engine.decode_with_special(asked.prompt) else "line"
-        for asked in engine.requests
+    final = [
+        "client" if "client" in engine.decode_with_special(request.prompt) else "line"
+        for request in engine.requests
     ]
-    assert told == ["line", "client", "client", "line", "line"]
+    assert final == ["line", "client", "client", "line", "line"]
 
 
 WRONG: list[tuple[list[Any], str, int | None]] = [
@@ -222,7 +222,7 @@ WRONG: list[tuple[list[Any], str, int | None]] = [
 ]
 
 
-def test_a_file_that_is_no_batch(shared: LiveServer) -> None:
+def test_invalid_batch_file(shared: LiveServer) -> None:
     with shared.client() as client:
         for lines, code, number in WRONG:
             batch = ended(client, begin(client, lines).id)
@@ -234,11 +234,11 @@ def test_a_file_that_is_no_batch(shared: LiveServer) -> None:
             assert batch.output_file_id is batch.error_file_id is None
 
 
-def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
-    """At once, in the middle of an answer; what was answered stays."""
+def test_cancel_batch(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """Cancelling takes effect at once, in the middle of an answer; finished answers stay."""
     engine.answers, engine.gate = ["One.", *["Two."] * 9], PassGate(1)
     batch = begin(client, [line(name) for name in "abc"])
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     later = begin(client, [line(name) for name in "abc"])
     assert client.batches.cancel(later.id).status in ("cancelling", "cancelled")
     assert ended(client, later.id).output_file_id is None
@@ -254,8 +254,8 @@ def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
         client.batches.cancel(done.id)
 
 
-def test_cancelling_a_batch_that_has_failed(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its results are collected: it ends all the same."""
+def test_cancel_failed_batch(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends even while its results are collected."""
     with stuck("ftruncate", monkeypatch) as waiting:
         batch = begin(client, ["nonsense"])
         assert waiting.wait(PATIENCE)
@@ -263,18 +263,18 @@ def test_cancelling_a_batch_that_has_failed(client: openai.OpenAI, monkeypatch: 
     assert ended(client, batch.id).status == "cancelled"
 
 
-def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
-    """What was answered stays, what was broken off is asked again, and what waited goes on."""
+def test_batch_continues_after_restart(engine: ScriptedEngine, data: Path) -> None:
+    """Finished answers stay, an interrupted one runs again, and pending ones follow."""
     engine.answers = ["One.", Script("Two.", endless=True)]
     lines = [line(name, temperature=1) for name in "abc"]
     with LiveServer(engine, shutdown_timeout=0.0) as server, server.client() as client:
         engine.gate.clear()
         first = begin(client, lines)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         second = begin(client, lines[:1])
         engine.gate.set()
         wait_until(lambda: len(engine.requests) > 1)
-    asked = engine.requests
+    before = engine.requests
     again = ScriptedEngine(["Three."])
     with LiveServer(again) as server, server.client() as client:
         batch = ended(client, first.id)
@@ -285,10 +285,10 @@ def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     assert {*answers} == {*"abc"} and batch.error_file_id is None
     texts = [answers[name]["body"]["choices"][0]["message"]["content"] for name in "abc"]
     assert texts[0] == "One." and texts[-1] == "Three."
-    assert again.requests[0].params.seed == asked[texts.index("Three.")].params.seed
+    assert again.requests[0].params.seed == before[texts.index("Three.")].params.seed
 
 
-def test_a_kill(engine: ScriptedEngine, data: Path) -> None:
+def test_leftovers_of_a_kill(engine: ScriptedEngine, data: Path) -> None:
     """Half a line at the end of a file, half a file, and a batch that was about to end."""
     with LiveServer(engine) as server, server.client() as client:
         batch = ended(client, begin(client, [line(name) for name in "abc"]).id)
@@ -313,7 +313,7 @@ def test_a_kill(engine: ScriptedEngine, data: Path) -> None:
 
 @contextmanager
 def program(signal: Signals) -> Iterator[openai.OpenAI]:
-    """A server in a process of its own, which ends by a signal."""
+    """Run a server in a process of its own, which ends by a signal."""
     command = [sys.executable, "-m", "tests.server.batch_server_program"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -325,8 +325,8 @@ def program(signal: Signals) -> Iterator[openai.OpenAI]:
             process.send_signal(signal)
 
 
-def test_a_server_is_killed(data: Path) -> None:
-    """At moments that a seed chooses: every id once in the end, with the answer of an undisturbed batch."""
+def test_batch_survives_server_kills(data: Path) -> None:
+    """At random moments from a fixed seed: every id occurs once, with the answer of an undisturbed batch."""
     lines = [line(f"q{number}", f"w{number} w7", temperature=1) for number in range(24)]
     with program(Signals.SIGKILL) as client:
         batch, again = begin(client, lines), begin(client, lines[:3])
@@ -339,19 +339,19 @@ def test_a_server_is_killed(data: Path) -> None:
             time.sleep(chance.random() * 0.03)
     with program(Signals.SIGTERM) as client:
         whole = begin(client, lines)
-        told = [ended(client, each.id) for each in (batch, again, whole)]
-        found = [results(client, each.output_file_id) for each in told]
+        final = [ended(client, each.id) for each in (batch, again, whole)]
+        found = [results(client, each.output_file_id) for each in final]
     texts = [
         {name: each["body"]["choices"][0]["message"]["content"] for name, each in answers.items()}
         for answers in found
     ]
     assert texts[0] == texts[2] and len(texts[0]) == 24
     assert texts[1] == {name: texts[0][name] for name in ("q0", "q1", "q2")}
-    assert [each.request_counts and each.request_counts.completed for each in told] == [24, 3, 24]
+    assert [each.request_counts and each.request_counts.completed for each in final] == [24, 3, 24]
 
 
-def test_what_is_damaged_is_left_out(data: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And the server's log says so; a folder that cannot be used leaves the rest of the server as it is."""
+def test_damaged_files_are_skipped(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server logs it; if a folder is unusable, the rest of the server works."""
     folder = batches_folder(NAME)
     folder.mkdir(parents=True)
     for name, text in (("batch_1", "{"), ("batch_2", '{"id": 3}'), ("file-3", "\xff")):
@@ -368,7 +368,7 @@ def test_what_is_damaged_is_left_out(data: Path, caplog: pytest.LogCaptureFixtur
     assert "OFFSPEC_DATA" in caplog.text
 
 
-def test_a_second_server_of_the_model(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_second_server_of_a_model(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     client.files.list()
     with LiveServer(ScriptedEngine()) as other, other.client() as asking:
         with pytest.raises(openai.InternalServerError, match="another server of this model"):
@@ -381,7 +381,7 @@ def test_a_second_server_of_the_model(client: openai.OpenAI, engine: ScriptedEng
         assert not asking.files.list().data
 
 
-def test_an_engine_that_fails(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_engine_failure(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     error = StreamError("the disk is gone", file=Path("x"), offset=0)
     engine.answers = [Script("a", error=error, fail_after=0)]
     batch = ended(client, begin(client, [line(name) for name in "abcd"]).id)
@@ -390,7 +390,7 @@ def test_an_engine_that_fails(client: openai.OpenAI, engine: ScriptedEngine) -> 
     assert len(results(client, batch.error_file_id)) == 2
 
 
-def test_what_is_needed_stays(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_files_in_use_cannot_be_deleted(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     engine.gate.clear()
     batch = begin(client, [line("a")])
     with pytest.raises(openai.BadRequestError, match="cancel the batch first"):
@@ -400,7 +400,9 @@ def test_what_is_needed_stays(client: openai.OpenAI, engine: ScriptedEngine) -> 
     assert client.files.delete(batch.input_file_id).deleted
 
 
-def test_time_is_over(client: openai.OpenAI, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_batches_expire(
+    client: openai.OpenAI, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expires = {"anchor": "created_at", "seconds": 3600}
     batch = ended(client, begin(client, [line("a")], output_expires_after=expires).id)
     now = time.time()
@@ -411,13 +413,13 @@ def test_time_is_over(client: openai.OpenAI, server: LiveServer, monkeypatch: py
     assert not [path for path in batches_folder(NAME).iterdir() if path.suffix in (".json", ".jsonl")]
 
 
-def test_a_slow_disk_leaves_the_server_responsive(
+def test_server_stays_responsive_with_a_slow_disk(
     client: openai.OpenAI, server: LiveServer, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these requests waits for a disk that does not answer; others have their answers meanwhile."""
+    """Each of these requests waits for a hanging disk; other requests are answered meanwhile."""
     engine.gate.clear()
     running, file, unused = begin(client, [line("a")]), upload(client, [line("a")]), upload(client, ["x"])
-    assert engine.held.wait(PATIENCE)
+    assert engine.at_gate.wait(PATIENCE)
     begins: Any = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
     requests: list[tuple[str, Callable[[], Any]]] = [
         ("fsync", lambda: client.batches.create(**begins)),
@@ -439,7 +441,7 @@ def test_a_slow_disk_leaves_the_server_responsive(
 
 @contextmanager
 def stuck(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Let a function of `os` not return before the block ends. The event is set once it is called."""
+    """Block a function of `os` until the block ends. The event is set once it is called."""
     waiting, gate, call = threading.Event(), threading.Event(), getattr(os, name)
 
     def wait(*args: Any, **more: Any) -> Any:
@@ -453,10 +455,10 @@ def stuck(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
         gate.set()
 
 
-def test_the_event_loop_leaves_the_disk_to_threads(
+def test_event_loop_does_no_disk_access(
     engine: ScriptedEngine, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In all that clients can do with files and batches, from the start of a server to its end."""
+    """Covers every operation on files and batches, from the start of a server to its end."""
     found = list[str]()
 
     def watch(name: str) -> None:
@@ -479,7 +481,7 @@ def test_the_event_loop_leaves_the_disk_to_threads(
         client.files.delete(done.input_file_id)
         engine.gate.clear()
         cancelled = begin(client, lines)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         client.batches.cancel(cancelled.id)
         ended(client, cancelled.id)
         unfinished = begin(client, lines)
@@ -505,7 +507,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 ]
 
 
-def test_refusals(shared: LiveServer) -> None:
+def test_invalid_batch_requests(shared: LiveServer) -> None:
     with shared.http() as http:
         for path, body, status, field in REFUSED:
             answer = http.post(path, json=body)
@@ -523,7 +525,7 @@ FORMS: list[tuple[dict[str, Any], Any, int, str]] = [
 ]
 
 
-def test_forms_that_are_refused(shared: LiveServer) -> None:
+def test_invalid_forms(shared: LiveServer) -> None:
     with shared.http() as http:
         kept = http.get("/v1/files").json()
         for fields, file, status, field in FORMS:
@@ -533,8 +535,8 @@ def test_forms_that_are_refused(shared: LiveServer) -> None:
             assert http.get("/v1/files").json() == kept
 
 
-def test_forms_of_other_pages(shared: LiveServer) -> None:
-    """A form can be sent from anywhere without the browser's leave, but not without saying from where."""
+def test_cross_origin_forms(shared: LiveServer) -> None:
+    """A page can send a form without a preflight, but the browser adds its origin."""
     given: Any = {"data": {"purpose": "batch"}, "files": {"file": ("a", b"x")}}
     with shared.http() as http:
         for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
@@ -545,8 +547,8 @@ def test_forms_of_other_pages(shared: LiveServer) -> None:
         assert http.post("/v1/files", json={}).status_code == 400
 
 
-def test_uploads_have_limits(shared: LiveServer, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its own, chunked or not, and all of them together."""
+def test_upload_limits(shared: LiveServer, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit for each, chunked or not, and one for all together."""
     with shared.http() as http:
         body = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 50_000
         headers = {"content-type": "multipart/form-data; boundary=b"}

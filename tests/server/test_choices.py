@@ -1,4 +1,4 @@
-"""Several choices of one request on an engine of several sequences: they share passes, and their end."""
+"""Several choices of one request on an engine with several sequences: they share passes, and end together."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,20 +30,21 @@ ASKED: Any = {**SAMPLED, "messages": MESSAGES}
 
 @pytest.fixture(scope="module")
 def wide(tiny_folder: Path) -> Iterator[LiveServer]:
-    """Answers four requests, or choices, at a time."""
+    """A server that runs four requests, or choices, at a time."""
     with LiveServer(tiny_engine(tiny_folder, "none", budget=1, sequences=4)) as server:
         yield server
 
 
 class Gate(threading.Event):
-    """No pass runs before it is set, but for those of requests that are all halted.
+    """Blocks passes until it is set, except passes whose requests are all halted.
 
-    there: set once four choices are with the engine. sizes: requests of each pass. asked: choices so far.
+    four_submitted: set once four choices are submitted. sizes: requests of each pass. submitted: choices so
+        far.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.there, self.sizes, self.asked = threading.Event(), list[int](), 0
+        self.four_submitted, self.sizes, self.submitted = threading.Event(), list[int](), 0
         self._step, self._submit = PassRunner.step, Engine.submit
 
     def step(self, own: PassRunner, requests: list[RunningSequence]) -> list[list[Event]]:
@@ -53,9 +54,9 @@ class Gate(threading.Event):
 
     def submit(self, *given: Any, **options: Any) -> Any:
         answer = self._submit(*given, **options)
-        self.asked += 1
-        if self.asked == 4:
-            self.there.set()
+        self.submitted += 1
+        if self.submitted == 4:
+            self.four_submitted.set()
         return answer
 
 
@@ -69,8 +70,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_they_share_passes(wide: LiveServer, alone: Engine, stream: bool, prompts: bool, gate: Gate) -> None:
-    """Choices of a question, or several prompts."""
+def test_choices_share_passes(
+    wide: LiveServer, alone: Engine, stream: bool, prompts: bool, gate: Gate
+) -> None:
+    """Several choices of a chat, or several prompts."""
     gate.set()
     params = [SamplingParams(temperature=1.0, seed=11 + at, max_tokens=8, ignore_eos=True) for at in range(6)]
     if prompts:
@@ -83,7 +86,7 @@ def test_they_share_passes(wide: LiveServer, alone: Engine, stream: bool, prompt
         ask: Callable[..., Any] = client.completions.create if prompts else client.chat.completions.create
         given = {**SAMPLED, "prompt": PROMPTS} if prompts else {**ASKED, "n": 6}
         asking = pool.submit(ask, **given, stream=stream)
-        assert gate.there.wait(PATIENCE), "four begin before any has ended"
+        assert gate.four_submitted.wait(PATIENCE), "four start before any has ended"
         wait_until(lambda: not prompts or wide.service.queue_length == 1)
         gate.set()
         answer = asking.result()
@@ -97,41 +100,41 @@ def test_they_share_passes(wide: LiveServer, alone: Engine, stream: bool, prompt
     assert said == [each.text for each in answers] and sorted(ends) == [*range(6)]
     assert stream or answer.usage.completion_tokens == 6 * 8
     assert max(gate.sizes) == 4 and sum(gate.sizes) == 6 * 8 and len(gate.sizes) < 6 * 4
-    if stream:  # in between, not one after the other
+    if stream:  # interleaved, not one after the other
         assert order[6:] != sorted(order[6:])
 
 
 @pytest.mark.parametrize("prompts", [False, True])
-def test_a_client_that_leaves_ends_all(wide: LiveServer, prompts: bool, gate: Gate) -> None:
+def test_disconnect_ends_all_choices(wide: LiveServer, prompts: bool, gate: Gate) -> None:
     with wide.client() as client:
         ask: Callable[..., Any] = client.completions.create if prompts else client.chat.completions.create
         given = {**SAMPLED, "prompt": PROMPTS} if prompts else {**ASKED, "n": 9}
         chunks = ask(**given, stream=True)
-        assert gate.there.wait(PATIENCE)
+        assert gate.four_submitted.wait(PATIENCE)
         chunks.close()
         wait_until(lambda: not wide.server.server_state.tasks)
         gate.set()
         wide.wait_until_idle()
-        assert gate.asked == 4, "none has begun since"
+        assert gate.submitted == 4, "none has started since"
         assert all(choice.finish_reason == "length" for choice in ask(**given).choices)
 
 
-def test_the_prompt_is_searched_for_marks_once(wide: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, asked = Engine.parts, list[Any]()
+def test_prompt_is_scanned_for_marks_once(wide: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, prompts_scanned = Engine.parts, list[Any]()
 
     def noted(own: Engine, *given: Any) -> Any:
-        asked.append(given)
+        prompts_scanned.append(given)
         return parts(own, *given)
 
     monkeypatch.setattr(Engine, "parts", noted)
     with wide.client() as client:
         assert len(client.chat.completions.create(**ASKED, n=3).choices) == 3
-    assert len(asked) == 1
+    assert len(prompts_scanned) == 1
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-def test_one_that_fails_ends_all(wide: LiveServer, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit, told = Engine.submit, list[str]()
+def test_failing_choice_ends_all(wide: LiveServer, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, recorded = Engine.submit, list[str]()
 
     def broken(own: Engine, ids: Any, params: SamplingParams, **options: Any) -> Any:
         if params.seed == 11 + failing:
@@ -140,18 +143,18 @@ def test_one_that_fails_ends_all(wide: LiveServer, failing: int, monkeypatch: py
 
     with wide.client() as client:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Metrics, "record_error", lambda own, kind: told.append(kind))
+            meanwhile.setattr(Metrics, "record_error", lambda own, kind: recorded.append(kind))
             meanwhile.setattr(Engine, "submit", broken)
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ASKED, n=5)
             wide.wait_until_idle()
-        assert told == ["StreamError"]
+        assert recorded == ["StreamError"]
         assert len(client.chat.completions.create(**ASKED, n=5).choices) == 5
 
 
-def test_an_error_of_a_pass_is_told_once(wide: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it ends all choices that share the pass."""
-    told = list[str]()
+def test_pass_error_is_recorded_once(wide: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported once, though it ends all choices that share the pass."""
+    recorded = list[str]()
 
     def broken(own: RunningSequence, done: PassResult, spent: PassUsage) -> list[Event]:
         raise StreamError("broken", file="weights", offset=0)
@@ -159,16 +162,18 @@ def test_an_error_of_a_pass_is_told_once(wide: LiveServer, monkeypatch: pytest.M
     with wide.client() as client:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(RunningSequence, "process_pass", broken)
-            meanwhile.setattr(Metrics, "record_error", lambda own, kind: told.append(kind))
+            meanwhile.setattr(Metrics, "record_error", lambda own, kind: recorded.append(kind))
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ASKED, n=4)
             wide.wait_until_idle()
-        assert told == ["StreamError"]
+        assert recorded == ["StreamError"]
         assert client.chat.completions.create(**ASKED).choices[0].finish_reason == "length"
 
 
-def test_many_hold_nobody_up(wide: LiveServer, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that comes while they are given is answered before most of them."""
+def test_many_choices_do_not_delay_other_requests(
+    wide: LiveServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that arrives meanwhile is answered before most of the choices."""
     ended, answered = list[int](), Metrics.record_answer
 
     def noted(own: Metrics, result: Result) -> None:
@@ -178,7 +183,7 @@ def test_many_hold_nobody_up(wide: LiveServer, gate: Gate, monkeypatch: pytest.M
     monkeypatch.setattr(Metrics, "record_answer", noted)
     with wide.client() as client, ThreadPoolExecutor(2) as pool:
         many = pool.submit(client.chat.completions.create, **ASKED, n=40)
-        assert gate.there.wait(PATIENCE)
+        assert gate.four_submitted.wait(PATIENCE)
         one = pool.submit(client.chat.completions.create, **{**ASKED, "max_tokens": 7})
         wait_until(lambda: wide.service.queue_length == 1)
         gate.set()

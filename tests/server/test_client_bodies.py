@@ -1,4 +1,4 @@
-"""Bodies of the shapes that coding agents, editors and front ends send are answered."""
+"""Request bodies as coding agents, editors and front ends send them."""
 
 import json
 import logging
@@ -101,7 +101,7 @@ CLAUDE: dict[str, Any] = {
 }
 USER = {"role": "user", "content": "w12"}
 THOUGHT = {"role": "assistant", "content": "w13", "reasoning": "w14"}
-# Path, fields of the body, and what the response says that it ignored.
+# Path, fields of the body, and the fields that the response lists as ignored.
 SHAPES: list[tuple[str, dict[str, Any], str]] = [
     (
         RESPONSES,
@@ -181,7 +181,7 @@ def strict() -> Iterator[LiveServer]:
 
 
 @pytest.mark.parametrize("path", LEAST)
-def test_shapes_of_clients_are_answered(served: LiveServer, engine: ScriptedEngine, path: str) -> None:
+def test_client_bodies_are_answered(served: LiveServer, engine: ScriptedEngine, path: str) -> None:
     engine.answers = ["w1"]
     with served.http() as http:
         for given_path, given, ignored in SHAPES:
@@ -191,13 +191,13 @@ def test_shapes_of_clients_are_answered(served: LiveServer, engine: ScriptedEngi
                 assert answer.headers.get("x-offspec-ignored", "") == ignored, given
 
 
-def test_a_stream_says_what_it_ignores(served: LiveServer) -> None:
+def test_stream_lists_ignored_fields(served: LiveServer) -> None:
     with served.http() as http:
         answer = http.post(CHAT, json={"model": NAME, "messages": [USER], "stream": True, "colour": 1})
     assert answer.headers["x-offspec-ignored"] == "colour"
 
 
-def test_each_ignored_name_is_logged_once(served: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_fields_are_logged_once(served: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     with served.http() as http, caplog.at_level(logging.INFO, "offspec.server"):
         for _ in range(2):
             http.post(CHAT, json={"model": NAME, "messages": [USER | {"shade": 1}, USER | {"shade": 2}]})
@@ -226,8 +226,8 @@ def test_unknown_fields_in_strict_mode(strict: LiveServer) -> None:
             assert answer.status_code == 200, answer.text
 
 
-def test_no_unknown_field_is_ever_refused(served: LiveServer, engine: ScriptedEngine) -> None:
-    """Fields of any name and value, anywhere in bodies of every API: 500 of them."""
+def test_unknown_fields_are_never_refused(served: LiveServer, engine: ScriptedEngine) -> None:
+    """Fields of any name and value, anywhere in bodies of every API: 500 bodies."""
     engine.answers = ["w1"]
     dice = random.Random(41)
     bodies = [*VALID.items(), (RESPONSES, CODEX), (MESSAGES, CLAUDE)]

@@ -1,6 +1,6 @@
-"""Codex and Claude Code as users run them, with the settings of docs/clients.md: a tool is called.
+"""Codex and Claude Code, run as users do, with the settings of docs/clients.md: they call a tool.
 
-`make test-clients` installs both; elsewhere these tests are skipped.
+`make test-clients` installs both; otherwise these tests are skipped.
 """
 
 import json
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 
 
 def settings(section: str, language: str, server: LiveServer) -> str:
-    """A block of code in a section of the page, with the address of a server and the name of its model."""
+    """Return a code block from a section of the page, with a server's address and the name of its model."""
     text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
     found = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
     assert found is not None
@@ -43,7 +43,7 @@ def settings(section: str, language: str, server: LiveServer) -> str:
 
 
 def run(command: list[str], home: Path, seconds: float, **variables: str) -> tuple[Run, list[Event]]:
-    """What an agent came to in a folder of its own, and the events that it printed, each in a line."""
+    """Run an agent in a folder of its own; return the result and the events printed, one per line."""
     (work := home / "work").mkdir()
     given = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
     done = subprocess.run(
@@ -79,7 +79,7 @@ def claude(
 
 
 def texts_of_codex(done: Run, events: list[Event]) -> list[str]:
-    """Its messages. It warns of a model that it does not know, and of nothing else."""
+    """Messages from Codex, which may warn only about an unknown model."""
     items = [event["item"] for event in events if event["type"] == "item.completed"]
     errors = [item["message"] for item in items if item["type"] == "error"]
     assert len(errors) == 1 and errors[0].startswith(f"Model metadata for `{NAME}` not found"), done
@@ -95,7 +95,7 @@ def engine() -> ScriptedEngine:
 def scripted(
     served: LiveServer, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[[str, dict[str, str]], None]]:
-    """What has the model call a tool with arguments, and then end; nothing may have been ignored."""
+    """Return a function that scripts a tool call and an end; fails if the server ignored a field."""
 
     def script(tool: str, arguments: dict[str, str]) -> None:
         call = json.dumps({"name": tool, "arguments": arguments})

@@ -1,4 +1,4 @@
-"""Web pages of other origins: which may use the server, and what they may read."""
+"""Web pages of other origins: access to the server, and readable responses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,11 +27,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 def preflight(server: LiveServer, origin: str, headers: str, method: str = "POST") -> Any:
-    """The answer to what a browser sends first: no key, no body."""
-    asked = {"access-control-request-method": method, "access-control-request-headers": headers}
+    """Response to the request that a browser sends first, without key or body."""
+    sent = {"access-control-request-method": method, "access-control-request-headers": headers}
     with server.http() as http:
         del http.headers["authorization"]
-        return http.options(CHAT, headers={"origin": origin, **asked})
+        return http.options(CHAT, headers={"origin": origin, **sent})
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_preflight(server: LiveServer, headers: str) -> None:
     assert preflight(server, OURS, headers, "DELETE").status_code == 200
 
 
-def test_preflight_of_other_pages(server: LiveServer) -> None:
+def test_preflight_of_unlisted_origins(server: LiveServer) -> None:
     for origin in (THEIRS, "null", "https://app.example.evil.example", "http://app.example"):
         answer = preflight(server, origin, "content-type")
         assert answer.status_code == 400 and "access-control-allow-origin" not in answer.headers
 
 
-def test_answers_and_errors_can_be_read(server: LiveServer) -> None:
-    """Those of the guard too; other pages read none."""
+def test_allowed_origins_can_read_answers_and_errors(server: LiveServer) -> None:
+    """Including those of the guard; pages of other origins cannot read any."""
     with server.http() as http:
         for origin in (OURS, THEIRS):
             given = {"origin": origin}
@@ -77,21 +77,21 @@ def test_answers_and_errors_can_be_read(server: LiveServer) -> None:
         assert "access-control-allow-origin" not in http.post(CHAT, json=ASKED).headers
 
 
-def test_streams_can_be_read(server: LiveServer) -> None:
+def test_allowed_origins_can_read_streams(server: LiveServer) -> None:
     with server.http() as http:
-        asked = {**ASKED, "stream": True}
-        answer = http.post(CHAT, json=asked, headers={"origin": "http://localhost:3000"})
+        sent = {**ASKED, "stream": True}
+        answer = http.post(CHAT, json=sent, headers={"origin": "http://localhost:3000"})
         assert answer.text.endswith("data: [DONE]\n\n")
         assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
 
 
-def test_files_of_allowed_pages(server: LiveServer) -> None:
+def test_allowed_origins_can_upload_files(server: LiveServer) -> None:
     with server.http() as http:
         for origin, status in ((OURS, 200), (server.url, 200), (THEIRS, 403), ("null", 403)):
             assert http.post("/v1/files", headers={"origin": origin}, **FORM).status_code == status
 
 
-def test_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
     with LiveServer(ScriptedEngine(), origins=("*",)) as server, server.http() as http:
         given = {"origin": THEIRS, "access-control-request-method": "POST"}
@@ -99,7 +99,7 @@ def test_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [answer.headers["access-control-allow-origin"] for answer in answers] == ["*", "*"]
         assert http.post("/v1/files", headers={"origin": THEIRS}, **FORM).status_code == 200
         refused = http.post(CHAT, json=ASKED, headers={"origin": THEIRS, "host": "evil.example"})
-        assert refused.status_code == 403  # the name of the host is still checked
+        assert refused.status_code == 403  # the host name is still checked
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("chrome-extension://abcdef", "chrome-extension://abcdef"),
     ],
 )
-def test_origins(given: str, origin: str) -> None:
+def test_valid_origins(given: str, origin: str) -> None:
     assert checked_origin(given) == origin
 
 
@@ -122,6 +122,6 @@ WRONG = ("", "localhost:3000", "https://a.example/", "https://*.example", "null"
 
 
 @pytest.mark.parametrize("given", WRONG)
-def test_wrong_origins(given: str) -> None:
+def test_invalid_origins(given: str) -> None:
     with pytest.raises(RequestError, match="`cors_origin` must be scheme"):
         checked_origin(given)

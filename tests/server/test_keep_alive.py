@@ -1,4 +1,4 @@
-"""Answers that are not streamed and take long: spaces before the JSON, and clients that read past them."""
+"""Long responses without a stream: spaces before the JSON keep connections alive, and clients skip them."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def _messages(server: LiveServer) -> str:
 
 @pytest.fixture
 def spaces(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Sent so far, many of them in a second."""
+    """Spaces sent so far; the interval is short."""
     found, send = list[bytes](), reply._send
 
     async def noted(to: Send, data: bytes) -> None:
@@ -58,7 +58,7 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.fixture
 def engine() -> Iterator[ScriptedEngine]:
-    """Holds each pass in the middle."""
+    """An engine that pauses each pass in the middle."""
     engine = ScriptedEngine([TEXT_OF_ANSWER])
     engine.gate.clear()
     yield engine
@@ -66,7 +66,7 @@ def engine() -> Iterator[ScriptedEngine]:
 
 
 @pytest.mark.parametrize("ask", [_chat, _text, _responses, _messages])
-def test_official_clients_read_past_the_spaces(
+def test_official_clients_skip_leading_spaces(
     ask: Callable[[LiveServer], str | None], engine: ScriptedEngine, spaces: list[bytes]
 ) -> None:
     with LiveServer(engine) as server, ThreadPoolExecutor(1) as pool:
@@ -78,16 +78,16 @@ def test_official_clients_read_past_the_spaces(
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, MESSAGES])
-def test_a_fault_after_the_first_space_is_the_body(
+def test_error_after_the_first_space_is_the_body(
     path: str, engine: ScriptedEngine, spaces: list[bytes]
 ) -> None:
     error = StreamError("read failed", file="/secret/model.safetensors", offset=3)
     engine.answers = [Script(TEXT_OF_ANSWER, fail_after=1, error=error)]
     with LiveServer(engine) as server, server.http() as http, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(http.post, path, json={"model": NAME, **LEAST[path]})
+        future = pool.submit(http.post, path, json={"model": NAME, **LEAST[path]})
         wait_until(lambda: spaces)
         engine.gate.set()
-        answer = asked.result()
+        answer = future.result()
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     assert answer.content.startswith(b" ") and "secret" not in answer.text
     body = json.loads(answer.text)
@@ -96,7 +96,7 @@ def test_a_fault_after_the_first_space_is_the_body(
     assert (body.get("status") == "failed") == (path == RESPONSES)
 
 
-def test_a_bug_after_the_first_space(
+def test_unexpected_error_after_the_first_space(
     engine: ScriptedEngine,
     spaces: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
@@ -107,14 +107,14 @@ def test_a_bug_after_the_first_space(
 
     monkeypatch.setattr(openai_common, "_chunked_usage", broken)
     with LiveServer(engine) as server, server.http() as http, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(http.post, CHAT, json={"model": NAME, **LEAST[CHAT]})
+        future = pool.submit(http.post, CHAT, json={"model": NAME, **LEAST[CHAT]})
         wait_until(lambda: spaces)
         engine.gate.set()
-        assert "internal error" in asked.result().json()["error"]["message"]
+        assert "internal error" in future.result().json()["error"]["message"]
     assert "a bug in /secret/place" in caplog.text
 
 
-def test_a_client_that_leaves_between_spaces(
+def test_disconnect_between_spaces(
     engine: ScriptedEngine, spaces: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "offspec.server")

@@ -1,4 +1,4 @@
-"""A client that knows both APIs and is neither's own: litellm, where it is installed."""
+"""litellm, a client for both APIs, if it is installed."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tests.support.fake_engine import ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
 from tests.support.waiting import PATIENCE
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks another host for prices
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it requests prices from another host
 litellm: Any = pytest.importorskip("litellm", exc_type=ImportError)
 pytest.importorskip("mcp", reason="litellm needs it for tools")
 pytestmark = pytest.mark.filterwarnings("ignore")  # its own and its dependencies'
@@ -20,7 +20,7 @@ SCHEMA = {"type": "object", "properties": {"sky": {"const": "blue"}}, "required"
 
 
 @pytest.fixture(params=["openai", "anthropic"])
-def asked(request: pytest.FixtureRequest, served: LiveServer, engine: ScriptedEngine) -> dict[str, Any]:
+def fields(request: pytest.FixtureRequest, served: LiveServer, engine: ScriptedEngine) -> dict[str, Any]:
     engine.answers = [BOTH]
     base = served.url + ("/v1" if request.param == "openai" else "")
     given = {"api_base": base, "api_key": "none", "messages": MESSAGES, "timeout": PATIENCE}
@@ -28,9 +28,9 @@ def asked(request: pytest.FixtureRequest, served: LiveServer, engine: ScriptedEn
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_text_and_calls(asked: dict[str, Any], stream: bool) -> None:
-    """A stream is put together by the client."""
-    answer = litellm.completion(**asked, tools=TOOLS, stream=stream)
+def test_reasoning_text_and_calls(fields: dict[str, Any], stream: bool) -> None:
+    """The client joins a stream."""
+    answer = litellm.completion(**fields, tools=TOOLS, stream=stream)
     (choice,) = (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices
     message = choice.message
     assert (message.content, message.reasoning_content) == ("I look.", "Which city? Oslo.")
@@ -39,14 +39,14 @@ def test_thoughts_text_and_calls(asked: dict[str, Any], stream: bool) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-def test_formats(asked: dict[str, Any], engine: ScriptedEngine) -> None:
+def test_formats(fields: dict[str, Any], engine: ScriptedEngine) -> None:
     engine.answers = ['{"sky": "blue"}']
     format = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA}}
-    (choice,) = litellm.completion(**asked, response_format=format).choices
+    (choice,) = litellm.completion(**fields, response_format=format).choices
     assert json.loads(choice.message.content) == {"sky": "blue"} and choice.finish_reason == "stop"
     assert engine.requests[-1].params.format is not None
 
 
-def test_another_model(asked: dict[str, Any]) -> None:
+def test_unknown_model(fields: dict[str, Any]) -> None:
     with pytest.raises(litellm.NotFoundError, match="not served here"):
-        litellm.completion(**{**asked, "model": asked["model"].replace(NAME, "other")})
+        litellm.completion(**{**fields, "model": fields["model"].replace(NAME, "other")})

@@ -30,7 +30,7 @@ def events(answer: httpx2.Response) -> list[dict[str, Any]]:
 
 
 def test_completion(http: httpx2.Client, alone: Engine) -> None:
-    """The tokens are the engine's, of text or of ids, whole or streamed."""
+    """The tokens equal the engine's, for text or ids, whole or streamed."""
     expected = alone.generate(PROMPT, PARAMS, raw=True, speculate=False)
     for prompt in (PROMPT, alone.encode(PROMPT, raw=True)):
         whole = http.post("/completion", json={"prompt": prompt, **OPTIONS}).json()
@@ -46,21 +46,21 @@ def test_completion(http: httpx2.Client, alone: Engine) -> None:
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 8)
 
 
-def test_stops_and_biases(http: httpx2.Client, alone: Engine) -> None:
+def test_stop_strings_and_logit_bias(http: httpx2.Client, alone: Engine) -> None:
     first, second, *_ = alone.generate(PROMPT, SamplingParams(max_tokens=8), raw=True).token_ids
-    asked: dict[str, Any] = {"prompt": PROMPT, "n_predict": 8, "temperature": 0}
-    stopped = http.post("/completion", json=asked | {"stop": [f"w{second}"]}).json()
+    fields: dict[str, Any] = {"prompt": PROMPT, "n_predict": 8, "temperature": 0}
+    stopped = http.post("/completion", json=fields | {"stop": [f"w{second}"]}).json()
     assert (stopped["content"].strip(), stopped["stop_type"]) == (f"w{first}", "word")
     assert stopped["stopping_word"] == f"w{second}"
-    never = http.post("/completion", json=asked | {"logit_bias": [[first, False]]}).json()
+    never = http.post("/completion", json=fields | {"logit_bias": [[first, False]]}).json()
     assert never["tokens"][0] != first
-    always = http.post("/completion", json=asked | {"logit_bias": {"40": 1000}}).json()
+    always = http.post("/completion", json=fields | {"logit_bias": {"40": 1000}}).json()
     assert always["tokens"] == [40] * 8
-    silent = http.post("/completion", json=asked | {"n_predict": 0}).json()
+    silent = http.post("/completion", json=fields | {"n_predict": 0}).json()
     assert (silent["content"], silent["tokens_evaluated"]) == ("", 3)
 
 
-def test_formats(served: LiveServer, engine: ScriptedEngine) -> None:
+def test_grammar_and_schema(served: LiveServer, engine: ScriptedEngine) -> None:
     engine.answers, grammar = ["w1"], 'root ::= "a" | "b"'
     with served.http() as http:
         for given, expected in (
@@ -74,7 +74,7 @@ def test_formats(served: LiveServer, engine: ScriptedEngine) -> None:
         assert wrong.status_code == 400 and "grammar" in wrong.json()["error"]["message"]
 
 
-def test_tokens(http: httpx2.Client, alone: Engine) -> None:
+def test_tokenize_and_detokenize(http: httpx2.Client, alone: Engine) -> None:
     ids = alone.encode(PROMPT, raw=True)
     plain = http.post("/tokenize", json={"content": PROMPT}).json()
     assert (plain["tokens"], plain["count"]) == (ids, 3)
@@ -90,7 +90,7 @@ def test_tokens(http: httpx2.Client, alone: Engine) -> None:
     assert info["chat_template"] == alone.model_info.chat_template
 
 
-def test_the_server(http: httpx2.Client, alone: Engine) -> None:
+def test_server_information(http: httpx2.Client, alone: Engine) -> None:
     props = http.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 256
     assert (props["total_slots"], props["model_alias"]) == (1, NAME)

@@ -1,4 +1,4 @@
-"""Ollama's API: lines of JSON, its own names of options, and descriptions of the model."""
+"""Ollama's API: lines of JSON, its own option names, and descriptions of the model."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=12, top_k=20)
 
 
 def lines(answer: httpx2.Response) -> list[dict[str, Any]]:
-    """The objects of a stream, read as clients do, which split it at every end of a line."""
+    """Objects of a stream, split at every line end as clients do."""
     assert answer.headers["content-type"] == "application/x-ndjson"
     return [json.loads(line) for line in answer.text.splitlines()]
 
@@ -34,13 +34,13 @@ def http(live: LiveServer) -> Any:
 
 
 def test_chat(http: httpx2.Client, alone: Engine) -> None:
-    """The tokens are the engine's; streamed unless `stream` is false."""
+    """The tokens equal the engine's; the response is streamed unless `stream` is false."""
     expected = alone.generate(ASKED, PARAMS, speculate=False)
-    asked = {"model": NAME, "messages": ASKED, "options": OPTIONS}
-    *parts, last = lines(http.post(CHAT, json=asked))
+    fields = {"model": NAME, "messages": ASKED, "options": OPTIONS}
+    *parts, last = lines(http.post(CHAT, json=fields))
     assert "".join(part["message"]["content"] for part in parts) == expected.text
     assert [part["done"] for part in parts] == [False] * len(parts) and len(parts) > 2
-    whole = http.post(CHAT, json=asked | {"model": f"{NAME}:latest", "stream": False}).json()
+    whole = http.post(CHAT, json=fields | {"model": f"{NAME}:latest", "stream": False}).json()
     assert whole["message"] == {"role": "assistant", "content": expected.text}
     for end in (last, whole):
         assert (end["done"], end["done_reason"]) == (True, "length")
@@ -49,19 +49,19 @@ def test_chat(http: httpx2.Client, alone: Engine) -> None:
 
 
 def test_generate(http: httpx2.Client, alone: Engine) -> None:
-    """One message of the user, after that of the system; or text as it is."""
+    """One user message after the system message; or raw text."""
     system = {"role": "system", "content": "w15"}
     expected = alone.generate([system, *ASKED], PARAMS, speculate=False).text
-    asked = {"model": NAME, "prompt": ASKED[0]["content"], "system": "w15", "options": OPTIONS}
-    *parts, last = lines(http.post(GENERATE, json=asked))
+    fields = {"model": NAME, "prompt": ASKED[0]["content"], "system": "w15", "options": OPTIONS}
+    *parts, last = lines(http.post(GENERATE, json=fields))
     assert "".join(part["response"] for part in parts) == expected
     assert last["done_reason"] == "length" and last["response"] == ""
-    raw = http.post(GENERATE, json=asked | {"raw": True, "stream": False}).json()
+    raw = http.post(GENERATE, json=fields | {"raw": True, "stream": False}).json()
     assert raw["response"] == alone.generate(ASKED[0]["content"], PARAMS, raw=True, speculate=False).text
 
 
 def test_options(served: LiveServer, engine: ScriptedEngine) -> None:
-    """Under the names of `SamplingParams`; -1 stands for a random seed and for no limit."""
+    """Options map to `SamplingParams`; -1 means a random seed and no limit."""
     engine.answers = ["w1"]
     options = {"repeat_penalty": 1.2, "num_predict": -1, "seed": -1, "stop": ["x", "y"], "min_p": 0.1}
     with served.http() as http:
@@ -70,7 +70,7 @@ def test_options(served: LiveServer, engine: ScriptedEngine) -> None:
                 CHAT, json={"model": NAME, "messages": ASKED, "options": options | {"mirostat": 1}}
             )
             assert answer.headers["x-offspec-ignored"] == "options.mirostat"
-    first, second = (asked.params for asked in engine.requests[-2:])
+    first, second = (fields.params for fields in engine.requests[-2:])
     assert (first.repetition_penalty, first.stop, first.min_p) == (1.2, ("x", "y"), 0.1)
     assert first.max_tokens > 10**9 and first.seed != second.seed
 
@@ -78,9 +78,9 @@ def test_options(served: LiveServer, engine: ScriptedEngine) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_and_calls(served: LiveServer, engine: ScriptedEngine, stream: bool) -> None:
     engine.answers = [BOTH]
-    asked = {"model": NAME, "messages": ASKED, "tools": TOOLS, "think": True, "stream": stream}
+    fields = {"model": NAME, "messages": ASKED, "tools": TOOLS, "think": True, "stream": stream}
     with served.http() as http:
-        answer = http.post(CHAT, json=asked)
+        answer = http.post(CHAT, json=fields)
     found = [part["message"] for part in (lines(answer) if stream else [answer.json()])]
     assert "".join(part.get("thinking", "") for part in found) == "Which city? Oslo."
     assert "".join(part["content"] for part in found) == "I look."
@@ -91,12 +91,12 @@ def test_reasoning_and_calls(served: LiveServer, engine: ScriptedEngine, stream:
     ]
     assert engine.template_given is not None and engine.template_given["enable_thinking"] is True
     with served.http() as http:
-        http.post(CHAT, json=asked | {"think": "low"})
+        http.post(CHAT, json=fields | {"think": "low"})
     assert engine.template_given["reasoning_effort"] == "low"
 
 
-def test_results_of_tools_name_their_calls(served: LiveServer, engine: ScriptedEngine) -> None:
-    """Some templates need ids, which clients of Ollama do not send."""
+def test_tool_results_get_call_ids(served: LiveServer, engine: ScriptedEngine) -> None:
+    """Some templates need ids, which Ollama's clients do not send."""
     engine.answers, given = ["w1"], list[Any]()
     calls = [{"function": {"name": name, "arguments": {"city": "Oslo"}}} for name in ("weather", "time")]
     messages = [
@@ -123,17 +123,17 @@ def test_results_of_tools_name_their_calls(served: LiveServer, engine: ScriptedE
 
 def test_formats(served: LiveServer, engine: ScriptedEngine) -> None:
     engine.answers, schema = ["w1"], {"enum": [12, 13]}
-    asked = {"model": NAME, "messages": ASKED, "stream": False}
+    fields = {"model": NAME, "messages": ASKED, "stream": False}
     with served.http() as http:
         for format, expected in (
             (schema, Constraint("json_schema", json.dumps(schema))),
             ("json", Constraint("json_object")),
             ("", None),
         ):
-            assert http.post(CHAT, json=asked | {"format": format}).status_code == 200
+            assert http.post(CHAT, json=fields | {"format": format}).status_code == 200
             assert engine.requests[-1].params.format == expected
         for wrong, message in (("xml", "format: it must be"), ({"not": {}}, "format: the json schema")):
-            answer = http.post(CHAT, json=asked | {"format": wrong})
+            answer = http.post(CHAT, json=fields | {"format": wrong})
             assert answer.status_code == 400 and message in answer.json()["error"]
 
 
@@ -141,19 +141,19 @@ def test_logprobs(http: httpx2.Client, alone: Engine) -> None:
     params = SamplingParams(max_tokens=3, logprobs=2)
     known = alone.generate(ASKED, params).logprobs
     assert known is not None
-    asked = {"model": NAME, "messages": ASKED, "logprobs": True, "top_logprobs": 2}
-    asked["options"] = {"num_predict": 3}
-    whole = http.post(CHAT, json=asked | {"stream": False}).json()["logprobs"]
+    fields = {"model": NAME, "messages": ASKED, "logprobs": True, "top_logprobs": 2}
+    fields["options"] = {"num_predict": 3}
+    whole = http.post(CHAT, json=fields | {"stream": False}).json()["logprobs"]
     assert [each["token"] for each in whole] == [token.text for token in known]
     assert [each["logprob"] for each in whole] == pytest.approx([token.logprob for token in known], abs=1e-5)
     assert [len(each["top_logprobs"]) for each in whole] == [2] * 3
-    parts = lines(http.post(CHAT, json=asked))
+    parts = lines(http.post(CHAT, json=fields))
     assert [each["token"] for part in parts for each in part.get("logprobs", ())] == [
         token.text for token in known
     ]
 
 
-def test_requests_that_load_the_model(http: httpx2.Client) -> None:
+def test_load_requests(http: httpx2.Client) -> None:
     chat = http.post(CHAT, json={"model": NAME, "messages": [], "keep_alive": 0}).json()
     assert (chat["message"]["content"], chat["done"], chat["done_reason"]) == ("", True, "load")
     generate = http.post(GENERATE, json={"model": NAME}).json()
@@ -181,14 +181,14 @@ def test_errors(http: httpx2.Client, path: str, body: dict[str, Any], status: in
     assert list(answer.json()) == ["error"] and message in answer.json()["error"]
 
 
-def test_an_error_within_a_stream(served: LiveServer, engine: ScriptedEngine) -> None:
+def test_error_within_a_stream(served: LiveServer, engine: ScriptedEngine) -> None:
     engine.answers = [Script("w1 " * 20, fail_after=1)]
     with served.http() as http:
         first, *_, last = lines(http.post(CHAT, json={"model": NAME, "messages": ASKED}))
     assert first["message"]["content"] and list(last) == ["error"]
 
 
-def test_the_model(http: httpx2.Client, served: LiveServer, alone: Engine) -> None:
+def test_model_description(http: httpx2.Client, served: LiveServer, alone: Engine) -> None:
     info = alone.model_info
     (model,) = http.get("/api/tags").json()["models"]
     assert (model["name"], model["size"]) == (f"{NAME}:latest", info.nbytes) and len(model["digest"]) == 64

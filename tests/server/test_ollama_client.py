@@ -1,4 +1,4 @@
-"""Ollama's own client, where it is installed."""
+"""Ollama's own client, if it is installed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def client(served: LiveServer, engine: ScriptedEngine) -> Iterator[Any]:
     client._client.close()
 
 
-def test_whole(client: Any) -> None:
+def test_whole_answer(client: Any) -> None:
     answer = client.chat(NAME, MESSAGES, tools=TOOLS, think=True, options={"num_predict": 500})
     assert (answer.message.thinking, answer.message.content) == ("Which city? Oslo.", "I look.")
     made = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls]
@@ -32,7 +32,7 @@ def test_whole(client: Any) -> None:
     assert client.chat(NAME, [*MESSAGES, answer.message, *results]).message.content
 
 
-def test_streamed(client: Any) -> None:
+def test_streamed_answer(client: Any) -> None:
     *parts, last = client.generate(NAME, "How is Oslo?", stream=True)
     assert "".join(part.thinking or "" for part in parts) == "Which city? Oslo."
     assert "".join(part.response for part in parts).startswith("I look.")

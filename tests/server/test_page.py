@@ -1,4 +1,4 @@
-"""The page in a real browser: answers, the engine panel, settings, a key, loading, and its look."""
+"""The page in a real browser: answers, the engine panel, settings, a key, loading, and its layout."""
 
 import json
 import re
@@ -38,7 +38,7 @@ LONG = " ".join(f"word{i}" for i in range(400))
 LINES = "[...document.querySelectorAll('#tree-lines li')].map(line => line.textContent)"
 LOCKED = "!document.getElementById('key-form').hidden && document.activeElement.id == 'key'"
 
-# The least contrast of text that is seen with what is behind it.
+# Minimum contrast between visible text and its background.
 CONTRAST = """(() => {
   const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
     .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -55,14 +55,14 @@ CONTRAST = """(() => {
   }
   return found.sort((a, b) => a[0] - b[0])[0];
 })()"""
-WIDTH = "Math.max(document.documentElement.scrollWidth, innerWidth)"  # phones zoom out to what is wider
+WIDTH = "Math.max(document.documentElement.scrollWidth, innerWidth)"  # phones zoom out if content is wider
 
 
 def files(url: str) -> list[str]:
     return [url + route.path for route in ROUTES]
 
 
-def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
+def test_page_loads_nothing_from_other_hosts() -> None:
     there = {file.name for file in Path(web_page.__file__).with_name("page").iterdir()} - {"index.html"}
     assert {route.path for route in ROUTES} == {"/", *(f"/page/{name}" for name in there)}
     with LiveServer(ScriptedEngine(), api_key="open sesame") as server, server.http() as http:
@@ -82,7 +82,7 @@ def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
             }
 
 
-def test_the_library_comes_with_its_licence() -> None:
+def test_bundled_library_has_its_licence() -> None:
     folder = Path(web_page.__file__).with_name("page")
     version = re.match(r"/\*! markdown-it (\S+) ", (folder / "markdown-it.min.mjs").read_text())
     licence = folder / "markdown-it.LICENSE.txt"
@@ -93,9 +93,7 @@ def test_the_library_comes_with_its_licence() -> None:
 
 @in_browser
 @pytest.mark.usefixtures("drafters_stay")
-def test_a_question_is_answered_and_its_trees_are_shown(
-    browser: Browser, live: LiveServer, alone: Engine
-) -> None:
+def test_answer_and_trees_are_shown(browser: Browser, live: LiveServer, alone: Engine) -> None:
     page = browser.open(live.url)
     page.wait(IDLE)
     click(page, "#panel-button")
@@ -107,8 +105,8 @@ def test_a_question_is_answered_and_its_trees_are_shown(
     assert page.value("document.title") == f"{NAME} – offspec"
     lines = page.value(LINES)
     assert lines[0].startswith("    0    100%  ● ")
-    told = page.value("document.getElementById('tree-caption').textContent")
-    passes = int(re.match(r"pass (\d+) of \1: ", told)[1])  # type: ignore[index]
+    tree_caption = page.value("document.getElementById('tree-caption').textContent")
+    passes = int(re.match(r"pass (\d+) of \1: ", tree_caption)[1])  # type: ignore[index]
     page.value("document.getElementById('tree-earlier').focus()")
     page.press(" ")
     assert page.value("document.getElementById('tree-caption').textContent").startswith(
@@ -120,13 +118,13 @@ def test_a_question_is_answered_and_its_trees_are_shown(
 
 
 @in_browser
-def test_trees_are_drawn_as_in_the_terminal(browser: Browser, live: LiveServer) -> None:
+def test_trees_look_as_in_the_terminal(browser: Browser, live: LiveServer) -> None:
     signs = ["\x1b[2J", "\u202eabc", "\u0301", "e\u0301", "天空", "🙂", "x" * 41, "\u200d", " a\tb\r\n", ""]
     odd = tree([-1, *range(len(signs))], ["a", *signs], [1.0, *[0.5] * len(signs)], [0], "")
     trees: list[TreeSeen] = [sentence(), chain(60), bush(300), odd]
     page = browser.open(live.url)
     for each, folded in product(trees, (True, False)):
-        # A tie between two figures goes to the even one in Python, and up in JavaScript.
+        # Python rounds a tie between two figures to even, JavaScript rounds it up.
         seen = replace(each, probability=tuple(0.999 * chance for chance in each.probability))
         given = json.dumps(asdict(seen))
         drawn = page.value(
@@ -138,7 +136,7 @@ def test_trees_are_drawn_as_in_the_terminal(browser: Browser, live: LiveServer) 
 
 
 @in_browser
-def test_esc_stops_an_answer_which_is_kept(browser: Browser) -> None:
+def test_esc_stops_and_keeps_an_answer(browser: Browser) -> None:
     engine = ScriptedEngine([LONG, "It goes on."])
     engine.gate = PassGate(3)
     with served(engine) as server:
@@ -160,7 +158,7 @@ def test_esc_stops_an_answer_which_is_kept(browser: Browser) -> None:
 
 
 @in_browser
-def test_a_question_stopped_before_its_answer_comes_back(browser: Browser) -> None:
+def test_question_returns_if_stopped_before_its_answer(browser: Browser) -> None:
     engine = ScriptedEngine([LONG])
     engine.gate.clear()
     with served(engine) as server:
@@ -181,7 +179,7 @@ def test_a_question_stopped_before_its_answer_comes_back(browser: Browser) -> No
 
 
 @in_browser
-def test_faults_are_told(browser: Browser) -> None:
+def test_errors_are_shown(browser: Browser) -> None:
     with served(ScriptedEngine([Script(LONG, fail_after=2)], context=500)) as server:
         page = browser.open(server.url)
         ask(page, LONG + LONG)
@@ -194,7 +192,7 @@ def test_faults_are_told(browser: Browser) -> None:
 
 
 @in_browser
-def test_a_key_is_asked_for(browser: Browser) -> None:
+def test_page_prompts_for_the_key(browser: Browser) -> None:
     with served(ScriptedEngine(), api_key="open sesame") as server:
         page = browser.open(server.url)
         page.wait(LOCKED)
@@ -211,8 +209,8 @@ def test_a_key_is_asked_for(browser: Browser) -> None:
 
 
 @in_browser
-def test_loading_is_shown(browser: Browser) -> None:
-    load = ScriptedLoad(ScriptedEngine(), told=load_progress(4)[:2])
+def test_loading_progress_is_shown(browser: Browser) -> None:
+    load = ScriptedLoad(ScriptedEngine(), progress=load_progress(4)[:2])
     load.gate.clear()
     with LiveServer(lambda notify: load(EngineConfig(NAME), None, notify), ready=False) as server:
         page = browser.open(server.url)
@@ -225,8 +223,8 @@ def test_loading_is_shown(browser: Browser) -> None:
 
 
 @in_browser
-def test_text_can_be_read_and_fits(browser: Browser) -> None:
-    """In both colour schemes, on a wide and a narrow screen, with everything shown that there may be."""
+def test_text_is_legible_and_fits(browser: Browser) -> None:
+    """In both colour schemes, on a wide and a narrow screen, with every element shown."""
     wide = f"{'w' * 300} `code`\n\n```sh\n{'long ' * 60}\n```\n\n|{'a b | ' * 20}\n{'|-' * 20}|\n\n> [a](http://b)"
     with served(ScriptedEngine([wide])) as server:
         page = browser.open(server.url)
@@ -257,7 +255,7 @@ def test_text_can_be_read_and_fits(browser: Browser) -> None:
 
 
 @in_browser
-def test_a_phone_gives_the_answer_its_height(browser: Browser) -> None:
+def test_answer_fills_the_height_of_a_phone(browser: Browser) -> None:
     with served(ScriptedEngine([LONG])) as server:
         page = browser.open(server.url, 390)
         ask(page, "Why?")
@@ -275,7 +273,7 @@ def test_a_phone_gives_the_answer_its_height(browser: Browser) -> None:
 
 
 @in_browser
-def test_the_keyboard_reaches_everything(browser: Browser) -> None:
+def test_everything_is_reachable_by_keyboard(browser: Browser) -> None:
     with served(ScriptedEngine(["See [this](http://a.b).\n\n```\ncode\n```"])) as server:
         page = browser.open(server.url)
         page.wait(f"{IDLE} && document.activeElement.id == 'question'")
@@ -299,7 +297,7 @@ def test_the_keyboard_reaches_everything(browser: Browser) -> None:
 
 
 @in_browser
-def test_an_empty_page_has_examples(browser: Browser) -> None:
+def test_empty_page_has_examples(browser: Browser) -> None:
     engine = ScriptedEngine()
     with served(engine) as server:
         page = browser.open(server.url)
@@ -312,7 +310,7 @@ def test_an_empty_page_has_examples(browser: Browser) -> None:
 
 
 @in_browser
-def test_the_panel_is_closed_at_first_and_keeps_its_state(browser: Browser) -> None:
+def test_panel_starts_closed_and_keeps_its_state(browser: Browser) -> None:
     engine = ScriptedEngine()
     with served(engine) as server:
         page = browser.open(server.url)
@@ -344,7 +342,7 @@ SETTINGS = {
 
 
 @in_browser
-def test_settings_go_with_each_request_and_are_kept(browser: Browser) -> None:
+def test_settings_are_sent_and_stored(browser: Browser) -> None:
     engine = ScriptedEngine()
     with served(engine) as server:
         page = browser.open(server.url)
@@ -362,7 +360,7 @@ def test_settings_go_with_each_request_and_are_kept(browser: Browser) -> None:
         assert prompt(engine) == "<|system|>Be brief.\n<|user|>Why?\n<|assistant|>"
         expected = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=2, seed=11)
         assert engine.requests[-1].params == expected
-        # Esc leaves the settings as they are, and so does an invalid value.
+        # Esc and invalid values leave the settings unchanged.
         click(page, "#settings-button")
         page.value("document.getElementsByName('temperature')[0].value = 3")
         click(page, "#settings button[type=submit]")

@@ -1,4 +1,4 @@
-"""Conversations on the page: copying, editing, answering again, and what the browser keeps of them."""
+"""Conversations on the page: copying, editing, regenerating, and the browser's storage."""
 
 import json
 import time
@@ -49,8 +49,8 @@ def conversation(*texts: str, age: float = 0) -> dict[str, object]:
 
 @in_browser
 @pytest.mark.parametrize("secure", [True, False])
-def test_answers_and_code_are_copied(browser: Browser, secure: bool) -> None:
-    """Also where the browser has no clipboard API, as over plain HTTP."""
+def test_copy_answers_and_code(browser: Browser, secure: bool) -> None:
+    """Also without a clipboard API, as over plain HTTP."""
     with served(ScriptedEngine([CODE])) as server:
         page = browser.open(server.url)
         ask(page, "Why?")
@@ -67,7 +67,7 @@ def test_answers_and_code_are_copied(browser: Browser, secure: bool) -> None:
 
 
 @in_browser
-def test_the_last_answer_is_made_again(browser: Browser) -> None:
+def test_regenerate_last_answer(browser: Browser) -> None:
     engine = ScriptedEngine(["one", "two", "three", "three", "four"])
     with served(engine) as server:
         page = browser.open(server.url)
@@ -85,11 +85,11 @@ def test_the_last_answer_is_made_again(browser: Browser) -> None:
             assert prompt(engine) == "<|user|>first\n<|assistant|>one\n<|user|>second\n<|assistant|>"
             assert ("same as before" in text(page, "article:last-child .note")) == note
         assert page.value("document.activeElement.id") == "messages"
-        # One that is stopped before its first token leaves the answer that was there.
+        # A regeneration stopped before its first token keeps the previous answer.
         engine.gate.clear()
         press(page, "article:last-child [data-action=regenerate]")
         page.wait("document.getElementById('send').textContent == 'Stop'")
-        assert engine.held.wait(60)
+        assert engine.at_gate.wait(60)
         assert page.value(shown) == [False, False]
         page.press("Escape")
         wait_for(page, "one", "three")
@@ -98,7 +98,7 @@ def test_the_last_answer_is_made_again(browser: Browser) -> None:
 
 
 @in_browser
-def test_an_edited_message_is_answered_in_place_of_what_followed(browser: Browser) -> None:
+def test_editing_a_message_replaces_what_followed(browser: Browser) -> None:
     engine = ScriptedEngine(["one", "two", "three"])
     with served(engine) as server:
         page = browser.open(server.url)
@@ -125,7 +125,7 @@ def test_an_edited_message_is_answered_in_place_of_what_followed(browser: Browse
 
 
 @in_browser
-def test_conversations_are_listed_opened_and_deleted(browser: Browser) -> None:
+def test_list_open_and_delete_conversations(browser: Browser) -> None:
     engine = ScriptedEngine(["one", "two", "three"])
     with served(engine) as server:
         page = browser.open(server.url)
@@ -161,7 +161,7 @@ def test_conversations_are_listed_opened_and_deleted(browser: Browser) -> None:
 
 
 @in_browser
-def test_an_answer_under_way_outlives_its_page(browser: Browser) -> None:
+def test_partial_answer_survives_a_reload(browser: Browser) -> None:
     engine = ScriptedEngine(["w0 w1 w2 w3 w4 w5 w6 w7 w8", "again"])
     engine.gate = PassGate(1)
     with served(engine) as server:
@@ -180,7 +180,7 @@ def test_an_answer_under_way_outlives_its_page(browser: Browser) -> None:
 
 
 @in_browser
-def test_opening_another_conversation_stops_the_answer(browser: Browser) -> None:
+def test_opening_a_conversation_stops_the_answer(browser: Browser) -> None:
     engine = ScriptedEngine(["w0 w1 w2 w3 w4 w5 w6 w7 w8"])
     engine.gate = PassGate(1)
     with served(engine) as server:
@@ -247,7 +247,7 @@ def test_storage_is_bounded(browser: Browser) -> None:
 
 
 @in_browser
-def test_the_page_works_where_storage_is_full_or_blocked(browser: Browser) -> None:
+def test_page_works_with_full_or_blocked_storage(browser: Browser) -> None:
     with served(ScriptedEngine()) as server:
         page = browser.open(server.url)
         for trouble in (FILL, "Storage.prototype.setItem = () => { throw Error() }"):

@@ -1,4 +1,4 @@
-"""Markdown on the page: a text that grows, and answers that try to run or to load something."""
+"""Markdown on the page: growing text, and answers that try to run or load something."""
 
 import json
 
@@ -59,7 +59,7 @@ SHOWN = (
     '&lt;script&gt;alert("*1*")&lt;/script&gt;\n\n- none</code></pre></div>'
     '<div class="code">{}<pre tabindex="0"><code>open</code></pre></div>'
 )
-# Drawn HTML, shortened: links are [address text], heads of code blocks {language}.
+# Rendered HTML, shortened: links are [address text], heads of code blocks {language}.
 DRAWN = """const drawn = element => {
   const copy = element.cloneNode(true);
   for (const link of copy.querySelectorAll('a')) {
@@ -97,7 +97,7 @@ HOSTILE = """<script>alert(1)</script> <img src=x onerror=alert(1)> <svg/onload=
 
 
 @in_browser
-def test_markdown_is_the_same_in_pieces_and_as_a_whole(browser: Browser, live: LiveServer) -> None:
+def test_streamed_markdown_equals_whole_markdown(browser: Browser, live: LiveServer) -> None:
     page = browser.open(live.url)
     shown, differs, kept = page.value(
         f"""import('/page/markdown.js').then(({{Markdown}}) => {{
@@ -131,7 +131,7 @@ def test_markdown_is_the_same_in_pieces_and_as_a_whole(browser: Browser, live: L
 
 
 @in_browser
-def test_deep_and_long_texts_are_drawn(browser: Browser, live: LiveServer) -> None:
+def test_deep_and_long_texts_are_rendered(browser: Browser, live: LiveServer) -> None:
     page = browser.open(live.url)
     for part in ("**", "``a ", "> ", "- ", "*a ", "1. ", "**a *b ", "[", "![a](", "|a", "&amp;", "word\n\n"):
         assert page.value(
@@ -144,7 +144,7 @@ def test_deep_and_long_texts_are_drawn(browser: Browser, live: LiveServer) -> No
 
 
 @in_browser
-def test_nothing_of_an_answer_runs_or_is_loaded(browser: Browser) -> None:
+def test_answers_cannot_run_or_load_anything(browser: Browser) -> None:
     with served(ScriptedEngine([HOSTILE])) as server:
         page = browser.open(server.url)
         page.call("Network.enable")

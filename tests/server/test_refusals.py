@@ -1,4 +1,4 @@
-"""What is not supported is refused by name, and no body brings the server down."""
+"""Unsupported fields are refused by name, and no body crashes the server."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ import pytest
 from tests.server.bodies import CHAT, IMAGE, LEAST, MESSAGES, RESPONSES, TEXT, TOOL, USER, VALID
 from tests.support.live_server import NAME, LiveServer
 
-# What is changed in a body, and the field that is named.
+# Changes of a body, and the field that the error names.
 REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     CHAT: [
         ({"store": True}, "store"),
@@ -106,19 +106,19 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_is_refused(live: LiveServer, path: str) -> None:
+def test_unsupported_fields_are_refused(live: LiveServer, path: str) -> None:
     with live.http() as http:
         for given, field in REFUSED[path]:
             answer = http.post(path, json={"model": NAME, **LEAST[path], **given})
-            told = answer.json()["error"]
-            assert (answer.status_code, told["type"]) == (400, "invalid_request_error"), given
-            assert path == MESSAGES or told["param"] == field, given
-            assert field is None or field.split("[")[0] in told["message"]
+            reported = answer.json()["error"]
+            assert (answer.status_code, reported["type"]) == (400, "invalid_request_error"), given
+            assert path == MESSAGES or reported["param"] == field, given
+            assert field is None or field.split("[")[0] in reported["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_without_room(client: openai.OpenAI, stream: bool) -> None:
-    """Streamed or not, it is refused by its status, before any byte of an answer."""
+def test_prompt_that_fills_the_context(client: openai.OpenAI, stream: bool) -> None:
+    """Streamed or not, the status refuses it before any byte of an answer."""
     messages: Any = [{"role": "user", "content": "w12 " * 300}]
     with pytest.raises(
         openai.BadRequestError, match="prompt is too long: 302 tokens > 255 maximum"
@@ -127,14 +127,14 @@ def test_a_prompt_without_room(client: openai.OpenAI, stream: bool) -> None:
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_another_model(client: openai.OpenAI) -> None:
+def test_unknown_model(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "w12"}])
     assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
 
 
-def test_harmless_fields(client: openai.OpenAI) -> None:
-    """Those without effect, and values that say what is done anyway."""
+def test_fields_without_effect(client: openai.OpenAI) -> None:
+    """Fields without effect, and values that state the default behaviour."""
     extra = {
         "user": "me",
         "service_tier": "auto",
@@ -161,7 +161,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _mutated(body: Any, dice: random.Random) -> bytes:
-    """A body of which one thing is another, gone or renamed, or of whose text some bytes are."""
+    """Return a body with one value changed, removed or renamed, or with some bytes of its text changed."""
     data = json.loads(json.dumps(body))
     *path, key = dice.choice(_places(data)[1:])
     holder = data
@@ -183,7 +183,7 @@ def _mutated(body: Any, dice: random.Random) -> bytes:
 
 
 def test_malformed_bodies(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
-    """Derived from valid ones; those that are still valid are answered."""
+    """Mutations of valid bodies; those that stay valid are answered."""
     dice = random.Random(20)
     statuses = dict[int, int]()
     with live.http() as http, caplog.at_level(logging.WARNING):
@@ -214,7 +214,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("kind", NOT_JSON)
-def test_what_is_no_body(live: LiveServer, kind: str) -> None:
+def test_body_is_not_json(live: LiveServer, kind: str) -> None:
     with live.http() as http:
         answer = http.post(CHAT, content=NOT_JSON[kind], headers={"content-type": "application/json"})
         assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"

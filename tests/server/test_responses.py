@@ -1,4 +1,4 @@
-"""OpenAI's Responses, by OpenAI's own client: items, events of its own types, and what is kept on disk."""
+"""OpenAI's Responses API with OpenAI's own client: items, typed events, and storage on disk."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def scripted(served: LiveServer, engine: ScriptedEngine) -> Iterator[openai.Open
 
 
 def items(response: Response) -> list[dict[str, Any]]:
-    """The output of a response, without ids."""
+    """Output of a response, without ids."""
     return [
         item.model_dump(exclude_none=True, exclude={"id", "call_id", "status"}) for item in response.output
     ]
@@ -52,34 +52,34 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [part]}
 
 
-def test_whole_and_streamed_answers_are_the_engines(client: openai.OpenAI, alone: Engine) -> None:
+def test_answers_equal_the_engines(client: openai.OpenAI, alone: Engine) -> None:
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=20, ignore_eos=True)
     expected = alone.generate(MESSAGES, params, speculate=False)
-    asked = {**ASKED, "max_output_tokens": 20, "temperature": 0.8}
-    asked["extra_body"] = {"seed": 5, "ignore_eos": True}
-    whole = client.responses.create(**asked)
+    fields = {**ASKED, "max_output_tokens": 20, "temperature": 0.8}
+    fields["extra_body"] = {"seed": 5, "ignore_eos": True}
+    whole = client.responses.create(**fields)
     assert (whole.output_text, items(whole)) == (expected.text, [text(expected.text)])
     assert (whole.status, whole.temperature, whole.object) == ("incomplete", 0.8, "response")
     assert whole.incomplete_details is not None and whole.incomplete_details.reason == "max_output_tokens"
     usage = whole.usage
     assert usage is not None and (usage.input_tokens, usage.output_tokens) == (expected.prompt_tokens, 20)
-    with client.responses.stream(**asked) as stream:
+    with client.responses.stream(**fields) as stream:
         said = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     assert said == expected.text
 
 
 def test_logprobs(client: openai.OpenAI, alone: Engine) -> None:
     known = alone.generate(MESSAGES, SamplingParams(max_tokens=4, logprobs=2), speculate=False).logprobs
-    asked: Any = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    (item,) = client.responses.create(**asked, max_output_tokens=4).output
+    fields: Any = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    (item,) = client.responses.create(**fields, max_output_tokens=4).output
     assert known is not None and item.type == "message" and item.content[0].type == "output_text"
     found = item.content[0].logprobs or []
     assert [each.logprob for each in found] == pytest.approx([each.logprob for each in known], abs=1e-5)
     assert all(len(each.top_logprobs) == 2 for each in found)
 
 
-def test_events_of_a_stream(scripted: openai.OpenAI) -> None:
-    """In their order, numbered, each of the client's own type."""
+def test_stream_events(scripted: openai.OpenAI) -> None:
+    """Events are in order, numbered, each of the client's own type."""
     events = list(scripted.responses.create(**ASKED, tools=TOOLS, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
@@ -99,7 +99,7 @@ def test_events_of_a_stream(scripted: openai.OpenAI) -> None:
     assert added.item.type == "reasoning" and added.item.content == []
 
 
-def test_tools_and_thoughts(scripted: openai.OpenAI) -> None:
+def test_tools_and_reasoning(scripted: openai.OpenAI) -> None:
     expected = [
         thought("Which city? Oslo."),
         text("I look."),
@@ -117,7 +117,7 @@ def test_tools_and_thoughts(scripted: openai.OpenAI) -> None:
     assert [item.type for item in bare.output] == ["reasoning", "message"]
 
 
-def test_formats_and_forced_calls(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_response_formats_and_forced_calls(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
     schema = {"type": "object", "properties": {"sky": {"const": "blue"}}}
     engine.answers = ['{"sky": "blue"}']
     format: Any = {"format": {"type": "json_schema", "name": "sky", "schema": schema, "strict": True}}
@@ -130,8 +130,8 @@ def test_formats_and_forced_calls(scripted: openai.OpenAI, engine: ScriptedEngin
     assert made == {"type": "function_call", "name": "time", "arguments": '{"city": "Rome"}'}
 
 
-def test_a_conversation_of_items(client: openai.OpenAI, alone: Engine) -> None:
-    """Thoughts, text and calls of one turn are one message of the template."""
+def test_items_form_a_conversation(client: openai.OpenAI, alone: Engine) -> None:
+    """Reasoning, text and calls of one turn form one message of the template."""
     given: Any = [
         {"role": "user", "content": [{"type": "input_text", "text": "w15"}]},
         {"id": "a", **thought("w16")},
@@ -155,24 +155,22 @@ def test_a_conversation_of_items(client: openai.OpenAI, alone: Engine) -> None:
         {"role": "user", "content": "w21"},
     ]
     expected = alone.generate(plain, SamplingParams(max_tokens=5), speculate=False)
-    asked: Any = {"model": NAME, "input": given, "instructions": "w30"}
-    answer = client.responses.create(**asked, max_output_tokens=5)
+    fields: Any = {"model": NAME, "input": given, "instructions": "w30"}
+    answer = client.responses.create(**fields, max_output_tokens=5)
     assert answer.output_text == expected.text
     assert answer.usage is not None and answer.usage.input_tokens == expected.prompt_tokens
 
 
-def test_a_response_goes_on_from_an_earlier_one(
-    client: openai.OpenAI, alone: Engine, tiny_folder: Path
-) -> None:
+def test_previous_response_id(client: openai.OpenAI, alone: Engine, tiny_folder: Path) -> None:
     """Also after a restart, streamed or not; instructions are not carried over."""
-    asked: Any = {"model": NAME, "max_output_tokens": 6}
-    first = client.responses.create(**asked, input="w15 w16", instructions="w30")
-    chunks = client.responses.create(**asked, input="w17", previous_response_id=first.id, stream=True)
+    fields: Any = {"model": NAME, "max_output_tokens": 6}
+    first = client.responses.create(**fields, input="w15 w16", instructions="w30")
+    chunks = client.responses.create(**fields, input="w17", previous_response_id=first.id, stream=True)
     *_, last = chunks
     assert last.type in ("response.completed", "response.incomplete")
     second = last.response
     with LiveServer(tiny_engine(tiny_folder)) as again, again.client() as other:
-        third = other.responses.create(**asked, input="w18", previous_response_id=second.id)
+        third = other.responses.create(**fields, input="w18", previous_response_id=second.id)
     messages = [
         {"role": "user", "content": "w15 w16"},
         {"role": "assistant", "content": first.output_text},
@@ -186,16 +184,16 @@ def test_a_response_goes_on_from_an_earlier_one(
 
 
 def test_input_items(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
-    """Of the whole conversation, in either order and in pages, with ids that stay."""
-    asked: Any = {"model": NAME, "tools": TOOLS}
-    first = scripted.responses.create(**asked, input="Why?")
+    """Items of the whole conversation, in either order and in pages, with stable ids."""
+    fields: Any = {"model": NAME, "tools": TOOLS}
+    first = scripted.responses.create(**fields, input="Why?")
     outputs: Any = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "dry"}
         for item in first.output
         if item.type == "function_call"
     ]
     added: Any = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "And?", "id": "mine"}]
-    second = scripted.responses.create(**asked, previous_response_id=first.id, input=[*outputs, *added])
+    second = scripted.responses.create(**fields, previous_response_id=first.id, input=[*outputs, *added])
     (only,) = scripted.responses.input_items.list(first.id)
     assert only.type == "message" and only.role == "user" and only.id.startswith("msg_")
     assert only.content[0].type == "input_text" and only.content[0].text == "Why?"
@@ -216,7 +214,7 @@ def test_input_items(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
     assert [item.id for item in page.data] == ["mine"] and not page.has_more
 
 
-def test_input_items_that_cannot_be_had(scripted: openai.OpenAI) -> None:
+def test_invalid_input_item_requests(scripted: openai.OpenAI) -> None:
     kept = scripted.responses.create(**ASKED)
     for id, more, status in (
         ("resp_x", {}, 404),
@@ -236,8 +234,8 @@ def test_input_items_that_cannot_be_had(scripted: openai.OpenAI) -> None:
     assert len(found) == len({item.id for item in found}) == 2
 
 
-def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
-    """Is kept no longer, wherever the damage is."""
+def test_damaged_stored_responses(scripted: openai.OpenAI) -> None:
+    """Damaged responses are removed, wherever the damage is."""
     kept = StoredResponses(cache_root() / "responses")
     for items in ([{"role": "robot"}], [{"type": "reasoning", "summary": 3}], [3]):
         id = new_id()
@@ -249,12 +247,12 @@ def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
             scripted.responses.input_items.list(id)
 
 
-def test_null_is_as_good_as_nothing(scripted: openai.OpenAI) -> None:
+def test_null_equals_an_omitted_field(scripted: openai.OpenAI) -> None:
     extra: Any = {"text": {"format": None}, "tools": None, "tool_choice": None, "reasoning": {"effort": None}}
     assert scripted.responses.create(**ASKED, extra_body=extra).text.format.type == "text"
 
 
-def test_what_is_kept_no_longer(scripted: openai.OpenAI) -> None:
+def test_deleted_and_unknown_responses(scripted: openai.OpenAI) -> None:
     unkept = scripted.responses.create(**ASKED, store=False)
     removed = scripted.responses.create(**ASKED)
     scripted.responses.delete(removed.id)
@@ -265,7 +263,7 @@ def test_what_is_kept_no_longer(scripted: openai.OpenAI) -> None:
         scripted.responses.retrieve(removed.id)
 
 
-def test_a_stream_that_goes_wrong(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_failed_stream(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
     engine.answers = [Script("one two three four five six", fail_after=1)]
     *_, last = scripted.responses.create(**ASKED, stream=True)
     assert last.type == "response.failed" and last.response.error is not None
@@ -276,7 +274,7 @@ def stored(size: int = 0) -> StoredResponse:
     return StoredResponse({"id": new_id(), "padding": "x" * size}, [{"role": "user", "content": "Hello"}])
 
 
-def test_files_are_private_few_and_not_for_ever(tmp_path: Path) -> None:
+def test_stored_files_are_private_bounded_and_expire(tmp_path: Path) -> None:
     folder = tmp_path / "responses"
     kept = StoredResponses(folder, seconds=60, most_bytes=2500)
     given = [stored(1000) for _ in range(3)]
@@ -292,12 +290,12 @@ def test_files_are_private_few_and_not_for_ever(tmp_path: Path) -> None:
     assert kept.get(second) is None
     (folder / f"{third}.json").write_bytes(b"{")
     assert kept.get(third) is None and not kept.remove(third)
-    kept.keep(stored(5000))  # alone it is more than there may be
+    kept.keep(stored(5000))  # too large even alone
     assert list(folder.iterdir()) == []
 
 
-def test_the_folder_is_read_once_and_then_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes and ages stay in memory, whatever another server does in the folder meanwhile."""
+def test_folder_is_read_once_and_then_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and ages stay in memory, even if another server changes the folder meanwhile."""
     scans, scan = list[Path](), os.scandir
 
     def scandir(folder: Any) -> Any:
@@ -318,7 +316,7 @@ def test_the_folder_is_read_once_and_then_rarely(tmp_path: Path, monkeypatch: py
     assert len(scans) == 2  # one for each of two servers
     assert kept.remove(given[1].response["id"])
     kept.keep(stored(1000))
-    assert kept.get(given[2].response["id"]) is not None  # the place of the removed one was free
+    assert kept.get(given[2].response["id"]) is not None  # the removed response made room
     other.keep(theirs := stored(1000))  # it had not read the folder before
     monkeypatch.setattr("offspec.server.stored_responses._RESCAN_S", -1)
     kept.keep(stored(1000))
@@ -326,7 +324,7 @@ def test_the_folder_is_read_once_and_then_rarely(tmp_path: Path, monkeypatch: py
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3500
 
 
-def test_responses_expire_when_another_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_expire_when_another_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, now = StoredResponses(tmp_path, seconds=60), time.time()
     kept.keep(stored())
     monkeypatch.setattr("offspec.server.stored_responses.time.time", lambda: now + 100)
@@ -334,7 +332,7 @@ def test_responses_expire_when_another_is_kept(tmp_path: Path, monkeypatch: pyte
     assert [path.stem for path in tmp_path.iterdir()] == [last.response["id"]]
 
 
-def test_a_full_disk_costs_the_memory_alone(scripted: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_disables_storage_only(scripted: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: StoredResponses, stored: StoredResponse) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Sampling parameters of requests that omit them: those of the server's options, and of the model."""
+"""Sampling parameters of requests that omit them: from the server's options, else from the model."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def sampled(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A model with a sampling of its own."""
+    """A model with sampling settings of its own."""
     folder = tmp_path_factory.mktemp("sampled") / "model"
     shutil.copytree(tiny_folder, folder)
     generation = {"do_sample": True, "temperature": 2.0, "top_p": 0.95, "top_k": 64}
@@ -48,13 +48,13 @@ def answer(client: openai.OpenAI, **more: Any) -> str | None:
     return text
 
 
-def test_a_request_without_parameters_has_the_models(sampled: LiveServer, alone: Engine) -> None:
-    """With a seed it has the tokens that these parameters give in Python, without a draft."""
+def test_requests_use_the_models_defaults(sampled: LiveServer, alone: Engine) -> None:
+    """With a seed, the tokens equal those of the same parameters in Python without a draft."""
     params = SamplingParams(temperature=2.0, top_p=0.95, top_k=64, max_tokens=12)
     greedy = alone.generate(MESSAGES, SamplingParams(max_tokens=12), speculate=False).text
     with sampled.client() as client:
         assert answer(client, temperature=0) == answer(client, temperature=0, seed=3) == greedy
-        assert len({answer(client) for _ in range(4)}) > 1, "there is no seed, and it is sampled"
+        assert len({answer(client) for _ in range(4)}) > 1, "it is sampled without a seed"
         for given in ({}, {"temperature": 1.0}, {"top_p": 1.0}):
             expected = alone.generate(MESSAGES, replace(params, seed=3, **given), speculate=False)
             assert answer(client, seed=3, **given) == expected.text
@@ -72,7 +72,7 @@ def test_a_request_without_parameters_has_the_models(sampled: LiveServer, alone:
         (SamplingOverrides(greedy=True), {"temperature": 0.7}, SamplingParams(temperature=0.7)),
     ],
 )
-def test_every_api_has_them(
+def test_defaults_apply_to_every_api(
     engine: ScriptedEngine, overrides: SamplingOverrides, given: dict[str, Any], expected: SamplingParams
 ) -> None:
     with LiveServer(engine, sampling=overrides) as server, server.http() as http:
@@ -87,11 +87,11 @@ def test_every_api_has_them(
             params = engine.requests[-1].params
             assert replace(params, seed=None, max_tokens=256) == expected, path
             if path == "responses":
-                told = found.json()
-                assert (told["temperature"], told["top_p"]) == (expected.temperature, expected.top_p)
+                entry = found.json()
+                assert (entry["temperature"], entry["top_p"]) == (expected.temperature, expected.top_p)
 
 
-def test_the_list_of_models_has_them(engine: ScriptedEngine) -> None:
+def test_model_list_shows_defaults(engine: ScriptedEngine) -> None:
     own = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
     with LiveServer(engine) as server, server.client() as client, server.anthropic() as other:
         (model,) = client.models.list().data
@@ -103,7 +103,7 @@ def test_the_list_of_models_has_them(engine: ScriptedEngine) -> None:
         assert _listed(http)["default_sampling"] == {"temperature": 0.0}
 
 
-def test_no_list_has_them_before_they_are_known(engine: ScriptedEngine) -> None:
+def test_model_list_omits_defaults_while_loading(engine: ScriptedEngine) -> None:
     load = ScriptedLoad(engine)
     load.gate.clear()
     serving = LiveServer(lambda notify: load(engine.config, None, notify), ready=False)
@@ -118,7 +118,7 @@ def _listed(http: httpx2.Client) -> dict[str, Any]:
     return model
 
 
-def test_the_log_has_them(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_shows_defaults(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "offspec.server")
     with LiveServer(engine):
         pass

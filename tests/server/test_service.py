@@ -1,4 +1,4 @@
-"""The server around an engine: loading, the queue, clients that leave or read slowly, errors, the end."""
+"""The server around an engine: loading, the queue, disconnects, slow readers, errors, and the stop."""
 
 import gc
 import json
@@ -31,8 +31,8 @@ LONG = " ".join(f"word{i}" for i in range(400))
 
 
 @contextmanager
-def held(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
-    """A server whose engine waits in the middle of every pass until its gate is opened."""
+def paused_server(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
+    """A server whose engine pauses in the middle of every pass until its gate is opened."""
     engine.gate.clear()
     with LiveServer(engine, **settings) as server:
         try:
@@ -42,7 +42,7 @@ def held(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
 
 
 def test_health_and_requests_while_loading() -> None:
-    load = ScriptedLoad(ScriptedEngine(), told=load_progress(2))
+    load = ScriptedLoad(ScriptedEngine(), progress=load_progress(2))
     load.gate.clear()
     config = EngineConfig(NAME)
     serving = LiveServer(lambda notify: load(config, None, notify), ready=False)
@@ -50,9 +50,13 @@ def test_health_and_requests_while_loading() -> None:
         wait_until(lambda: server.service.progress.done == 2 * 10**9)
         health = http.get("/health")
         assert health.status_code == 503 and health.headers["retry-after"] == "5"
-        told = health.json()
-        assert (told["status"], told["stage"], told["unit"]) == ("loading", "reading the model", "bytes")
-        assert told["done"] == told["total"] == 2 * 10**9
+        report = health.json()
+        assert (report["status"], report["stage"], report["unit"]) == (
+            "loading",
+            "reading the model",
+            "bytes",
+        )
+        assert report["done"] == report["total"] == 2 * 10**9
         refused = http.post(CHAT, json=ASKED)
         assert refused.status_code == 503
         assert "loading: reading the model" in refused.json()["error"]["message"]
@@ -83,7 +87,7 @@ def test_metrics() -> None:
     assert not [line for line in lines if "_created" in line]
 
 
-def test_experts_that_come_by_need_are_counted() -> None:
+def test_on_demand_experts_are_counted() -> None:
     metrics = Metrics()
     for read in (4, 1):
         metrics.record_pass(PassStats(1, 1, 0, 0, 1, 0.0, 0.5, 10**6, experts_asked=9, experts_read=read))
@@ -91,9 +95,9 @@ def test_experts_that_come_by_need_are_counted() -> None:
     assert "offspec_experts_asked_total 18.0" in page and "offspec_experts_read_total 5.0" in page
 
 
-def test_answers_come_in_the_order_of_their_requests() -> None:
+def test_requests_are_answered_in_order() -> None:
     engine = ScriptedEngine()
-    with held(engine) as server, ThreadPoolExecutor(5) as pool, server.http() as http:
+    with paused_server(engine) as server, ThreadPoolExecutor(5) as pool, server.http() as http:
         jobs = []
         for at in range(5):
             body = {**ASKED, "messages": [{"role": "user", "content": f"question {at}"}]}
@@ -102,7 +106,7 @@ def test_answers_come_in_the_order_of_their_requests() -> None:
         assert http.get("/health").json()["waiting"] == 4
         engine.gate.set()
         assert [job.result().status_code for job in jobs] == [200] * 5
-    spoken = [engine.wording.decode_with_special(asked.prompt) for asked in engine.requests]
+    spoken = [engine.wording.decode_with_special(fields.prompt) for fields in engine.requests]
     assert spoken == [f"<|user|>question {at}\n<|assistant|>" for at in range(5)]
 
 
@@ -110,11 +114,11 @@ def _are_there(server: LiveServer, count: int) -> bool:
     return server.service.in_flight == count and server.service.queue_length == count - 1
 
 
-def test_a_full_queue() -> None:
+def test_full_queue() -> None:
     engine = ScriptedEngine()
-    with held(engine, max_queue=1) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
+    with paused_server(engine, max_queue=1) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
         jobs = [pool.submit(http.post, CHAT, json=ASKED)]
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         jobs.append(pool.submit(http.post, CHAT, json=ASKED))
         wait_until(lambda: server.service.queue_length == 1)
         with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
@@ -126,13 +130,13 @@ def test_a_full_queue() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
+def test_disconnect_cancels_generation(stream: bool) -> None:
     """In the middle of a pass after the prompt, and while it waits for its turn."""
     engine = ScriptedEngine([LONG])
     engine.gate = PassGate(1)
-    with held(engine) as server:
+    with paused_server(engine) as server:
         leaving = [_send(server, {**ASKED, "stream": stream})]
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         leaving.append(_send(server, {**ASKED, "stream": stream}))
         wait_until(lambda: server.service.queue_length == 1)
         leaving[1].close()
@@ -145,12 +149,12 @@ def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
             assert http.post(CHAT, json=ASKED).status_code == 200
 
 
-def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
+def test_abandoned_answer_frees_its_place_in_the_queue() -> None:
     """Its prompt is computed for a retry; another request ends it."""
     engine = ScriptedEngine()
-    with held(engine, max_queue=0) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
+    with paused_server(engine, max_queue=0) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
         leaving = _send(server, ASKED)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         leaving.close()
         wait_until(lambda: not server.server.server_state.tasks)
         assert server.service.in_flight
@@ -160,18 +164,18 @@ def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
         assert other.result().status_code == 200
 
 
-def test_a_slow_reader_holds_nobody_up() -> None:
+def test_slow_reader_does_not_delay_others() -> None:
     engine = ScriptedEngine([Script("x" * 3 * 10**5 + " end", pass_tokens=1)] * 3 + ["short"])
     with LiveServer(engine) as server, server.http() as http:
         slow = [_send(server, {**ASKED, "stream": True, "n": 1}) for _ in range(3)]
         wait_until(lambda: len(engine.requests) == 3)
         assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
-        for each in slow:  # and the whole of their answers is there for them
+        for each in slow:  # and their whole answers are available
             assert b"end" in _read(each)
             each.close()
 
 
-def test_an_answer_that_is_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answer_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_MOST_UNREAD", 20)
     script = Script(" ".join("y" * 10**4 for _ in range(200)), pass_tokens=1)
     engine = ScriptedEngine([script, "short"])
@@ -192,7 +196,7 @@ def test_an_answer_that_is_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatc
         (False, RuntimeError("a bug in /secret/place")),
     ],
 )
-def test_an_engine_that_fails(stream: bool, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_failure(stream: bool, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine([Script("one two three four five six", fail_after=1, error=error), "fine"])
     with LiveServer(engine) as server, server.http() as http:
         answer = http.post(CHAT, json={**ASKED, "stream": stream})
@@ -209,7 +213,7 @@ def test_an_engine_that_fails(stream: bool, error: Exception, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-def test_a_bug_has_the_shape_of_its_api(
+def test_internal_error_has_the_format_of_its_api(
     path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(ask: Any) -> Any:
@@ -223,8 +227,8 @@ def test_a_bug_has_the_shape_of_its_api(
     assert "secret" not in answer.text and "a bug in /secret/place" in caplog.text
 
 
-def test_text_does_not_end_the_lines_of_its_events() -> None:
-    """Whatever a client takes for the end of a line."""
+def test_line_ends_in_text_do_not_split_events() -> None:
+    """For any character that a client may treat as a line end."""
     text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\r\nh"
     with LiveServer(ScriptedEngine([text])) as server, server.http() as http:
         lines = http.post(CHAT, json={**ASKED, "stream": True}).content.decode().splitlines()
@@ -234,15 +238,15 @@ def test_text_does_not_end_the_lines_of_its_events() -> None:
     assert said == text
 
 
-def test_a_stop_lets_the_running_answer_end() -> None:
+def test_stop_lets_the_running_answer_finish() -> None:
     engine = ScriptedEngine()
     with (
-        held(engine, shutdown_timeout=PATIENCE) as server,
+        paused_server(engine, shutdown_timeout=PATIENCE) as server,
         ThreadPoolExecutor(2) as pool,
         server.http() as http,
     ):
         running = pool.submit(http.post, CHAT, json=ASKED)
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         waiting = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
         wait_until(lambda: server.service.queue_length == 1)
         server.server.should_exit = True
@@ -253,18 +257,22 @@ def test_a_stop_lets_the_running_answer_end() -> None:
     assert engine.closed
 
 
-def test_a_stop_breaks_off_what_takes_too_long() -> None:
+def test_stop_cancels_answers_that_take_too_long() -> None:
     engine = ScriptedEngine([LONG])
-    with held(engine, shutdown_timeout=0.05) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
+    with (
+        paused_server(engine, shutdown_timeout=0.05) as server,
+        ThreadPoolExecutor(1) as pool,
+        server.http() as http,
+    ):
         running = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
-        assert engine.held.wait(PATIENCE)
+        assert engine.at_gate.wait(PATIENCE)
         server.stop()
         *_, last = [line for line in running.result().text.splitlines() if line]
         assert json.loads(last[6:])["error"]["message"] == "the answer was aborted: the server is stopping"
     assert engine.closed and engine.steps[-1] == "engine closed"
 
 
-def test_requests_of_a_server_that_stops(caplog: pytest.LogCaptureFixture) -> None:
+def test_stopping_server_refuses_requests(caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine()
     caplog.set_level(logging.INFO, "offspec.server")
     with LiveServer(engine) as server, server.http() as http:
@@ -277,7 +285,7 @@ def test_requests_of_a_server_that_stops(caplog: pytest.LogCaptureFixture) -> No
     assert f"127.0.0.1 POST {CHAT} 503" in lines[0] and refused.headers["x-request-id"] in lines[0]
 
 
-def test_an_engine_that_cannot_be_loaded() -> None:
+def test_engine_fails_to_load() -> None:
     def load(notify: Any) -> Any:
         raise CapacityError("it does not fit", needed=2, given=1)
 
@@ -287,7 +295,7 @@ def test_an_engine_that_cannot_be_loaded() -> None:
     assert "it does not fit" in str(server.service.error)
 
 
-def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnects_leave_no_resources(caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine([LONG], delay=0.0001)
     with LiveServer(engine, max_queue=1000) as server, server.http() as http:
         http.post(CHAT, json={**ASKED, "max_tokens": 4})
@@ -299,7 +307,7 @@ def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> 
                 client.recv(1)
             client.close()
         with _send(server, {**ASKED, "max_tokens": 4}) as last:
-            assert b" 200 OK" in _read(last)  # so that the server has taken all connections before it
+            assert b" 200 OK" in _read(last)  # so that the server has accepted all connections before it
         wait_until(lambda: all(now <= then for now, then in zip(_left_behind(server), before, strict=True)))
         assert http.get("/health").json()["waiting"] == 0
         assert http.post(CHAT, json={**ASKED, "max_tokens": 4}).status_code == 200
@@ -307,8 +315,8 @@ def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> 
 
 
 def _left_behind(server: LiveServer) -> tuple[int, ...]:
-    """What requests may leave: tasks and connections of the server, answers, threads, open files."""
-    gc.collect()  # first: what is collected may hold files
+    """Resources that requests may leave behind: tasks, connections, answers, threads, open files."""
+    gc.collect()  # first: garbage may hold files
     found = sum(isinstance(each, answers.DeltaStream) for each in gc.get_objects())
     state, files = server.server.server_state, len(os.listdir("/proc/self/fd"))
     counts = server.service.in_flight, len(state.tasks), len(state.connections)
@@ -316,7 +324,7 @@ def _left_behind(server: LiveServer) -> tuple[int, ...]:
 
 
 def _send(server: LiveServer, body: Any) -> socket.socket:
-    """A request on a connection of its own, whose answer nobody reads yet."""
+    """Send a request on a connection of its own, without reading the response."""
     data = json.dumps(body).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
@@ -334,21 +342,25 @@ def _read(connection: socket.socket) -> bytes:
     ("path", "sign", "last"),
     [(CHAT, ": waiting", "[DONE]"), ("/v1/messages", 'data: {"type":"ping"}', '{"type":"message_stop"}')],
 )
-def test_a_stream_that_waits_says_so(
+def test_waiting_stream_sends_comments(
     path: str, sign: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.02)
     engine = ScriptedEngine()
-    asked = {**ASKED, "stream": True, "max_tokens": 9}
-    with held(engine) as server, server.http() as http, http.stream("POST", path, json=asked) as answer:
+    fields = {**ASKED, "stream": True, "max_tokens": 9}
+    with (
+        paused_server(engine) as server,
+        server.http() as http,
+        http.stream("POST", path, json=fields) as answer,
+    ):
         lines = answer.iter_lines()
         assert [line for line, _ in zip(lines, range(20), strict=False)].count(sign) > 2
         engine.gate.set()
         assert [line for line in lines if line][-1] == f"data: {last}"
 
 
-def test_httpx_sees_events_as_they_come() -> None:
-    """Not all at the end: the first comes while the engine is held in its second pass."""
+def test_httpx_receives_events_immediately() -> None:
+    """Not only at the end: the first event arrives while the engine pauses in its second pass."""
     engine = ScriptedEngine(["one two three four five six seven eight"])
     engine.gate = PassGate(1)
     with (

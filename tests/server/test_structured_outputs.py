@@ -1,4 +1,4 @@
-"""Answers of a format, by OpenAI's own client: valid, the engine's own tokens, streamed and whole."""
+"""Structured outputs with OpenAI's own client: valid, equal to the engine's tokens, streamed and whole."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SCHEMA = {
     "required": ["kind", "age"],
     "additionalProperties": False,
 }
-# Thoughts and calls are marked as in Qwen's models; the prompt begins a thought if that is asked for.
+# Reasoning and calls are marked as in Qwen's models; if enabled, the prompt opens the reasoning.
 TEMPLATE = (
     "{% if tools %}cat {% endif %}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     "{% if enable_thinking %}<think>\n{% endif %}{# </think> <tool_call> #}"
@@ -58,23 +58,23 @@ def client(served: LiveServer) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_schema_is_followed(client: openai.OpenAI, engine: Engine) -> None:
-    asked: Any = {
+def test_json_schema(client: openai.OpenAI, engine: Engine) -> None:
+    fields: Any = {
         **{"model": NAME, "messages": ASKED, "max_tokens": 60, "temperature": 1.0, "seed": 3},
         "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}},
     }
-    (choice,) = client.chat.completions.create(**asked).choices
+    (choice,) = client.chat.completions.create(**fields).choices
     found = json.loads(choice.message.content or "")
     assert found["kind"] in ("cat", "mat") and 3 <= found["age"] <= 99 and len(found) == 2
     assert choice.finish_reason == "stop"
     format = Constraint("json_schema", SCHEMA)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, format=format)
     assert choice.message.content == engine.generate(ASKED, params, speculate=False).text
-    chunks = client.chat.completions.create(**asked, stream=True)
+    chunks = client.chat.completions.create(**fields, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
 
 
-def test_formats_of_vllm(client: openai.OpenAI) -> None:
+def test_vllm_formats(client: openai.OpenAI) -> None:
     formats: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"choice": ["yes", "no"]}, ("yes", "no")),
         ({"regex": "(cat|mat) sat"}, ("cat sat", "mat sat")),
@@ -88,14 +88,14 @@ def test_formats_of_vllm(client: openai.OpenAI) -> None:
         assert client.completions.create(**given, prompt="the cat").choices[0].text in wanted
 
 
-def test_a_call_that_must_come(client: openai.OpenAI) -> None:
-    """With arguments of its schema, references in it followed."""
+def test_required_tool_call(client: openai.OpenAI) -> None:
+    """Its arguments match the schema, including references."""
     cities = {"city": {"$ref": "#/$defs/city"}}
     parameters = {"properties": cities, "required": ["city"], "additionalProperties": False}
     parameters["$defs"] = {"city": {"enum": ["Oslo", "Rome"]}}
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
-    asked: Any = {"model": NAME, "messages": ASKED, "temperature": 1.0, "seed": 3}
-    answer = client.chat.completions.create(**asked, tools=tools, tool_choice="required", max_tokens=200)
+    fields: Any = {"model": NAME, "messages": ASKED, "temperature": 1.0, "seed": 3}
+    answer = client.chat.completions.create(**fields, tools=tools, tool_choice="required", max_tokens=200)
     (made,) = answer.choices[0].message.tool_calls or [None]
     assert made is not None and made.type == "function" and made.function.name == "weather"
     assert json.loads(made.function.arguments)["city"] in ("Oslo", "Rome")
@@ -108,12 +108,12 @@ PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 @pytest.mark.parametrize("thinks", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_schema_holds_the_answer_and_not_the_thought(
+def test_schema_applies_to_the_answer_not_the_reasoning(
     served: LiveServer, path: str, stream: bool, thinks: bool
 ) -> None:
-    """Of all APIs; the thought ends in time for the answer."""
+    """In all APIs; the reasoning ends in time for the answer."""
     kind = {"type": "json_schema", "schema": SCHEMA}
-    asked: dict[str, dict[str, Any]] = {
+    fields: dict[str, dict[str, Any]] = {
         PATHS[0]: {
             "messages": ASKED,
             "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
@@ -121,7 +121,7 @@ def test_a_schema_holds_the_answer_and_not_the_thought(
         PATHS[1]: {"input": "the cat", "text": {"format": kind}},
         PATHS[2]: {"messages": ASKED, "output_config": {"format": kind}},
     }
-    given = {**asked[path], "temperature": 1.0, "chat_template_kwargs": {"enable_thinking": thinks}}
+    given = {**fields[path], "temperature": 1.0, "chat_template_kwargs": {"enable_thinking": thinks}}
     limit = "max_output_tokens" if path == PATHS[1] else "max_tokens"
     with served.http() as http:
         for seed in range(4):
@@ -133,7 +133,7 @@ def test_a_schema_holds_the_answer_and_not_the_thought(
 
 
 def _said(text: str, stream: bool) -> tuple[str, str]:
-    """Thought and text of an answer of any API."""
+    """Reasoning and text of an answer of any API."""
     if not stream:
         body = json.loads(text)
         if "choices" in body:
@@ -160,13 +160,13 @@ def _said(text: str, stream: bool) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_a_call_that_must_come_after_a_thought(client: openai.OpenAI, thinks: bool) -> None:
+def test_required_tool_call_after_reasoning(client: openai.OpenAI, thinks: bool) -> None:
     tools: Any = [{"type": "function", "function": {"name": "describe", "parameters": SCHEMA}}]
     extra = {"chat_template_kwargs": {"enable_thinking": thinks}}
     for seed in range(3):
-        asked: Any = {"model": NAME, "messages": ASKED, "temperature": 1.0, "seed": seed, "tools": tools}
+        fields: Any = {"model": NAME, "messages": ASKED, "temperature": 1.0, "seed": seed, "tools": tools}
         answer = client.chat.completions.create(
-            **asked, tool_choice="required", max_tokens=200, extra_body=extra
+            **fields, tool_choice="required", max_tokens=200, extra_body=extra
         )
         (made,) = answer.choices[0].message.tool_calls or [None]
         assert made is not None and made.type == "function"

@@ -10,7 +10,7 @@ from tests.support.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("error", [None, OSError("no space left")])
-def test_a_cancelled_task_waits_for_its_work(error: Exception | None) -> None:
+def test_cancelled_task_waits_for_its_work(error: Exception | None) -> None:
     """Also if the work fails; CancelledError is raised in either case."""
     began, gate, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -35,7 +35,7 @@ def test_a_cancelled_task_waits_for_its_work(error: Exception | None) -> None:
     asyncio.run(run())
 
 
-def test_results_and_errors_come_back() -> None:
+def test_results_and_errors_are_returned() -> None:
     assert asyncio.run(run_in_thread(divmod, 7, 2)) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run_in_thread(divmod, 7, 0))

@@ -1,4 +1,4 @@
-"""Tools and reasoning in Chat Completions, by OpenAI's own client: scripted answers, parted and streamed."""
+"""Tools and reasoning in Chat Completions with OpenAI's own client: scripted answers, parsed and streamed."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def client(served: LiveServer, engine: ScriptedEngine) -> Iterator[openai.OpenAI
         yield client
 
 
-def test_calls_and_thoughts_of_a_whole_answer(client: openai.OpenAI) -> None:
+def test_calls_and_reasoning_of_a_whole_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASKED)
     (choice,) = answer.choices
     message = choice.message
@@ -37,7 +37,7 @@ def test_calls_and_thoughts_of_a_whole_answer(client: openai.OpenAI) -> None:
     assert 3 <= (answer.usage.completion_tokens_details.reasoning_tokens or 0) <= 8
 
 
-def test_the_same_streamed(client: openai.OpenAI) -> None:
+def test_calls_and_reasoning_streamed(client: openai.OpenAI) -> None:
     text, thought, names, arguments, reasons = "", "", dict[int, str](), dict[int, str](), []
     for chunk in client.chat.completions.create(**ASKED, stream=True):
         (choice,) = chunk.choices
@@ -54,21 +54,21 @@ def test_the_same_streamed(client: openai.OpenAI) -> None:
     assert [json.loads(each) for each in arguments.values()] == [{"city": "Oslo"}, {"city": "Rome"}]
 
 
-def test_tools_that_may_not_be_called(client: openai.OpenAI) -> None:
+def test_tool_choice_none(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**{**ASKED, "tool_choice": "none"})
     message, reason = answer.choices[0].message, answer.choices[0].finish_reason
     assert message.tool_calls is None and reason == "stop"
     assert message.content == BOTH.partition("</think>\n\n")[2]
 
 
-def test_garbled_calls_are_text(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_malformed_calls_are_text(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     text = '<tool_call>{"name": "weather", "arguments": </tool_call>'
     engine.answers = [text]
     (choice,) = client.chat.completions.create(**ASKED).choices
     assert (choice.message.content, choice.finish_reason) == (text, "stop")
 
 
-def test_an_answer_that_is_cut_in_a_call(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+def test_answer_cut_off_within_a_call(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     engine.answers = [Script(call("weather", "Oslo"), pass_tokens=1)]
     (choice,) = client.chat.completions.create(**ASKED, max_tokens=3).choices
     assert choice.finish_reason == "length" and choice.message.tool_calls is None
@@ -76,7 +76,7 @@ def test_an_answer_that_is_cut_in_a_call(client: openai.OpenAI, engine: Scripted
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
-def test_an_answer_that_must_be_a_call(client: openai.OpenAI, engine: ScriptedEngine, choice: Any) -> None:
+def test_required_call(client: openai.OpenAI, engine: ScriptedEngine, choice: Any) -> None:
     engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
     (found,) = client.chat.completions.create(**ASKED, tool_choice=choice).choices
     (made,) = calls(found.message)
@@ -88,26 +88,26 @@ def test_an_answer_that_must_be_a_call(client: openai.OpenAI, engine: ScriptedEn
     assert names == (["weather", "time"] if choice == "required" else ["time"])
 
 
-def test_what_cannot_be_with_a_forced_call(client: openai.OpenAI) -> None:
-    asked: Any = {**ASKED, "tool_choice": "required"}
+def test_options_incompatible_with_a_required_call(client: openai.OpenAI) -> None:
+    fields: Any = {**ASKED, "tool_choice": "required"}
     with pytest.raises(openai.BadRequestError, match="another format"):
-        client.chat.completions.create(**asked, response_format={"type": "json_object"})
+        client.chat.completions.create(**fields, response_format={"type": "json_object"})
     sizes = [{"$ref": "#/$defs/size", "$defs": {"size": {"type": kind}}} for kind in ("string", "integer")]
     tools = [{"type": "function", "function": {"name": f"t{at}", "parameters": sizes[at]}} for at in (0, 1)]
     with pytest.raises(openai.BadRequestError, match="name one tool"):
-        client.chat.completions.create(**{**asked, "tools": tools})
+        client.chat.completions.create(**{**fields, "tools": tools})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_call_at_a_time(client: openai.OpenAI, engine: ScriptedEngine, stream: bool) -> None:
-    """What comes behind the first call is no part of the answer, though the model would say it."""
+def test_parallel_tool_calls_disabled(client: openai.OpenAI, engine: ScriptedEngine, stream: bool) -> None:
+    """Text after the first call is not part of the answer, though the model would generate it."""
     engine.answers = [BOTH + "\nAnd I wait."]
-    asked: Any = {**ASKED, "parallel_tool_calls": False}
+    fields: Any = {**ASKED, "parallel_tool_calls": False}
     if stream:
-        with client.chat.completions.stream(**asked) as events:
+        with client.chat.completions.stream(**fields) as events:
             (choice,) = events.get_final_completion().choices
     else:
-        (choice,) = client.chat.completions.create(**asked).choices
+        (choice,) = client.chat.completions.create(**fields).choices
     assert [made.function.name for made in calls(choice.message)] == ["weather"]
     assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
     given: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -121,8 +121,8 @@ def calls(message: Any) -> Any:
     return message.tool_calls
 
 
-def test_a_model_without_tools_in_its_template_is_given_a_prompt(live: LiveServer, alone: Engine) -> None:
-    """And marks that are special tokens come to whoever takes its text apart."""
+def test_tools_prompt_for_templates_without_tools(live: LiveServer, alone: Engine) -> None:
+    """Marks that are special tokens reach the output parser."""
     ids = alone.encode(ASKED["messages"], chat_template_kwargs={"tools": TOOLS})
     assert len(ids) > len(alone.encode(ASKED["messages"]))
     expected = alone.generate(ids, SamplingParams(max_tokens=6), speculate=False).text

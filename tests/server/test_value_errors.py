@@ -1,4 +1,4 @@
-"""Errors of wrong bodies: the field and what it must be, in our words."""
+"""Errors for invalid bodies: the field and the expected value, in our own words."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ CHAT, TEXT = openai_chat.Body, openai_completions.Body
         (anthropic.Body, {"max_tokens": 5, "thinking": "on"}, "thinking", "must be an object, not a string"),
     ],
 )
-def test_a_value_of_another_type(body: Any, given: dict[str, Any], field: str, message: str) -> None:
+def test_wrong_type(body: Any, given: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(ApiError) as caught:
         convert({**ASKED, **given}, body, ignored=[])
     assert (caught.value.message, caught.value.field) == (f"{field} {message}", field)
@@ -52,7 +52,7 @@ def test_a_required_list_that_is_empty(body: Any, given: dict[str, Any], field: 
     assert (caught.value.message, caught.value.field) == (f"{field} must not be empty", field)
 
 
-def test_a_missing_field_and_another_body() -> None:
+def test_missing_field_and_wrong_body() -> None:
     with pytest.raises(ApiError, match=r"^messages is missing$"):
         convert({"model": "m"}, CHAT, ignored=[])
     with pytest.raises(ApiError, match=r"^the body must be an object, not a list$"):
@@ -68,7 +68,7 @@ def test_a_missing_field_and_another_body() -> None:
         (b"[" * 100_000, ": it is nested too deeply"),
     ],
 )
-def test_a_body_that_is_not_json(body: bytes, reason: str) -> None:
+def test_body_is_not_json(body: bytes, reason: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse(body)
     assert caught.value.message == f"the body is not valid JSON{reason}"

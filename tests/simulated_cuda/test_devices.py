@@ -11,7 +11,7 @@ from offspec_kernels.row_linear import row_linear
 pytestmark = pytest.mark.gpu
 
 
-def test_tensors_of_two_devices_do_not_meet(late: Any) -> None:
+def test_tensors_of_two_devices_cannot_be_combined(late: Any) -> None:
     here, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
     assert (there + there).device == torch.device("cuda", 1)
     for other, places in ((here, "cuda:0 and cuda:1"), (torch.ones(3), "cpu and cuda:1")):
@@ -21,7 +21,7 @@ def test_tensors_of_two_devices_do_not_meet(late: Any) -> None:
     assert row_linear(rows, weight).tolist() == [[8.0] * 3] * 2, "a kernel runs where its tensors are"
 
 
-def test_a_copy_between_devices_is_in_order_on_both(late: Any) -> None:
+def test_copy_between_devices_is_ordered_on_both(late: Any) -> None:
     given = torch.zeros(4, device="cuda:0")
     given += 5
     moved = given.to("cuda:1") * 2
@@ -29,7 +29,7 @@ def test_a_copy_between_devices_is_in_order_on_both(late: Any) -> None:
     assert moved.tolist() == [10, 10, 10, 10] and late.copied["device to device"] == 16
 
 
-def test_each_device_has_memory_and_streams_of_its_own(late: Any) -> None:
+def test_each_device_has_its_own_memory_and_streams(late: Any) -> None:
     before = torch.cuda.memory_allocated(0)
     kept = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
     assert torch.cuda.memory_allocated(0) == before and torch.cuda.memory_allocated(1) >= kept.nbytes
@@ -49,11 +49,11 @@ def test_each_device_has_memory_and_streams_of_its_own(late: Any) -> None:
     assert torch.empty(1, device="cuda").device.index == 1
 
 
-def test_a_call_that_was_refused_fails_the_next_kernel_of_torch_once(late: Any) -> None:
+def test_refused_call_fails_the_next_torch_kernel_once(late: Any) -> None:
     host, given = torch.zeros(1 << 12), torch.ones(2, device="cuda")
     runtime = torch.cuda.cudart()
     assert runtime.cudaHostUnregister(host.data_ptr()) != 0
-    there = host[:2].to("cuda")  # a copy does not ask
+    there = host[:2].to("cuda")  # a copy does not check
     with pytest.raises(RuntimeError, match="713"):
         given.add_(1)
     assert (given + there).tolist() == [2, 2], "it was launched all the same"

@@ -8,7 +8,7 @@ import torch
 pytestmark = pytest.mark.gpu
 
 
-def test_a_replay_reads_and_writes_where_the_capture_did(late: Any) -> None:
+def test_replay_uses_the_memory_of_the_capture(late: Any) -> None:
     given = torch.zeros(3, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -23,7 +23,7 @@ def test_a_replay_reads_and_writes_where_the_capture_did(late: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["item", "upload", "wait"])
-def test_what_waits_cannot_be_captured(late: Any, what: str) -> None:
+def test_synchronization_cannot_be_captured(late: Any, what: str) -> None:
     given, graph = torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph()
     with (
         pytest.raises(RuntimeError, match="previous error during capture"),
@@ -36,11 +36,11 @@ def test_what_waits_cannot_be_captured(late: Any, what: str) -> None:
             torch.ones(3).to("cuda")
         else:
             torch.cuda.synchronize()
-    # torch leaves the stream of the capture selected: whoever catches must set it back
+    # torch keeps the stream of the capture selected: the caller must restore it
     torch.cuda.set_stream(torch.cuda.default_stream())
 
 
-def test_a_graph_s_memory_stays_its_own(late: Any) -> None:
+def test_memory_of_a_graph_is_not_reused(late: Any) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         between = torch.full((1000,), 3.0, device="cuda")

@@ -14,7 +14,7 @@ def allocator(expandable: bool = False, total: int = 100 * MB) -> Allocator:
     return Allocator(total, expandable=expandable, poison=False)
 
 
-def test_small_blocks_share_two_megabytes_and_medium_ones_twenty() -> None:
+def test_small_and_medium_blocks_share_segments() -> None:
     memory = allocator()
     memory.allocate(1000, 0)
     memory.allocate(MB, 0)
@@ -28,7 +28,7 @@ def test_small_blocks_share_two_megabytes_and_medium_ones_twenty() -> None:
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_free_neighbours_become_one_block_and_the_limit_is_enforced(expandable: bool) -> None:
+def test_free_neighbours_merge_and_the_limit_is_enforced(expandable: bool) -> None:
     memory = allocator(expandable)
     first, second, third = (memory.allocate(3 * MB, 0) for _ in range(3))
     held = memory.now.reserved
@@ -46,8 +46,8 @@ def test_free_neighbours_become_one_block_and_the_limit_is_enforced(expandable: 
         memory.allocate(2 * MB, 0)
 
 
-def test_expandable_segments_grow_where_others_leave_a_gap() -> None:
-    """Blocks that each take a little more than the last: no old one fits, and none can be given back."""
+def test_expandable_segments_grow_without_gaps() -> None:
+    """Blocks that each take a little more than the last: no old one fits, and none can be released."""
     reserved = []
     for expandable in (False, True):
         memory, last = allocator(expandable, 1000 * MB), None

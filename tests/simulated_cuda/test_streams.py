@@ -16,7 +16,7 @@ def numbers(start: int, count: int = 6) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_stream_that_does_not_wait_for_another_reads_what_was_there(late: Any, waits: bool) -> None:
+def test_stream_without_a_wait_reads_old_values(late: Any, waits: bool) -> None:
     given = numbers(0).cuda()
     torch.cuda.synchronize()
     aside = torch.cuda.Stream()
@@ -30,7 +30,7 @@ def test_a_stream_that_does_not_wait_for_another_reads_what_was_there(late: Any,
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_an_event_says_when_a_slot_may_be_filled_again(late: Any, waits: bool) -> None:
+def test_event_marks_when_a_slot_may_be_refilled(late: Any, waits: bool) -> None:
     slot, copies = numbers(0).cuda(), torch.cuda.Stream()
     late.settle()
     used = slot * 2
@@ -53,7 +53,7 @@ def test_pinned_memory_is_read_when_the_copy_runs(late: Any, waits: bool) -> Non
     assert torch.equal(there.cpu(), numbers(0 if waits else 50))
 
 
-def test_what_is_copied_without_waiting_comes_late_to_pinned_memory_alone(late: Any) -> None:
+def test_non_blocking_copies_are_late_only_in_pinned_memory(late: Any) -> None:
     room, there = numbers(0), torch.empty(6, device="cuda")
     there.copy_(room, non_blocking=True)
     room.copy_(numbers(50))
@@ -67,8 +67,8 @@ def test_what_is_copied_without_waiting_comes_late_to_pinned_memory_alone(late: 
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_memory_that_was_freed_is_used_again(late: Any, told: bool) -> None:
-    """A stream beside the memory's own still reads it, and it matters whether the allocator was told."""
+def test_freed_memory_is_reused(late: Any, told: bool) -> None:
+    """A second stream still reads it, and the result depends on whether the allocator was informed."""
     given, aside = numbers(0).cuda(), torch.cuda.Stream()
     late.settle()
     with torch.cuda.stream(aside):
@@ -82,7 +82,7 @@ def test_memory_that_was_freed_is_used_again(late: Any, told: bool) -> None:
 
 
 @pytest.mark.parametrize("waits", [None, "host", "owner"])
-def test_memory_that_is_given_back_under_a_copy_is_told(late: Any, waits: str | None) -> None:
+def test_memory_freed_during_a_copy_is_reported(late: Any, waits: str | None) -> None:
     room, there, copies = numbers(0).pin_memory(), numbers(7).cuda(), torch.cuda.Stream()
     with torch.cuda.stream(copies):
         there.copy_(room, non_blocking=True)
@@ -96,7 +96,7 @@ def test_memory_that_is_given_back_under_a_copy_is_told(late: Any, waits: str | 
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_memory_that_is_unregistered_under_a_copy_is_told(late: Any, waits: bool) -> None:
+def test_memory_unregistered_during_a_copy_is_reported(late: Any, waits: bool) -> None:
     room, there = Arena(24, pin=True), torch.zeros(24, dtype=torch.uint8, device="cuda")
     there.copy_(room.tensor[:24], non_blocking=True)
     if waits:
@@ -106,8 +106,8 @@ def test_memory_that_is_unregistered_under_a_copy_is_told(late: Any, waits: bool
     assert told == ([] if waits else ["copy to device in stream 0 of cuda:0"])
 
 
-def test_what_another_thread_is_copying_is_not_there_yet(late: Any) -> None:
-    """Events and streams say so, and a wait ends with the copy, whoever carries it out."""
+def test_copy_of_another_thread_is_not_complete_yet(late: Any) -> None:
+    """Events and streams report it, and a wait ends with the copy, whichever thread runs it."""
     began, goes_on, order = Event(), Event(), list[str]()
 
     def copy() -> None:
@@ -132,8 +132,8 @@ def test_what_another_thread_is_copying_is_not_there_yet(late: Any) -> None:
     assert there == (False, False) and order == ["copied", "waited"]
 
 
-def test_memory_is_given_back_when_nothing_reads_it_any_more(late: Any) -> None:
-    """As by torch: what was sent before may read what its owner has let go of."""
+def test_memory_is_released_once_nothing_reads_it(late: Any) -> None:
+    """As in torch: earlier tasks may read memory that its owner has released."""
     table, places = numbers(7).cuda(), torch.zeros(1 << 22, dtype=torch.long, device="cuda")
     torch.cuda.synchronize()
     picked = table.index_select(0, places)
@@ -154,7 +154,7 @@ def test_waits_are_counted_by_cause_and_line(late: Any) -> None:
     assert late.counts["launches"] == 2 and late.copied["host to device"] == 24
 
 
-def test_where_only_sizes_matter_nothing_is_computed(late: Any) -> None:
+def test_policy_sizes_computes_nothing(late: Any) -> None:
     late.scheduler.policy = "sizes"
     given = torch.ones(1000, device="cuda")
     held = torch.cuda.memory_allocated()

@@ -29,7 +29,7 @@ def contents(file: Path) -> list[bytes]:
     return contents_of(file)
 
 
-class Making:
+class StoreFactory:
     """Factory of stores that are closed after the test."""
 
     def __init__(self, layouts: list[UnitLayout]) -> None:
@@ -42,8 +42,8 @@ class Making:
 
 
 @pytest.fixture
-def new_store(file: Path) -> Iterator[Making]:
-    making = Making(layouts_in(file))
+def new_store(file: Path) -> Iterator[StoreFactory]:
+    making = StoreFactory(layouts_in(file))
     with torch.cuda.stream(torch.cuda.current_stream(CUDA)):  # an interrupt may leave another stream current
         yield making
     for store in making.made:
@@ -51,7 +51,7 @@ def new_store(file: Path) -> Iterator[Making]:
 
 
 def fetched(store: DeviceExpertStore, *units: int) -> dict[int, torch.Tensor]:
-    """What the store gives, in its order: read by the device, and by the host when all is done."""
+    """Return the units in the store's order: read by the device, and by the host at the end."""
     found = {}
     for unit, memory in store.fetch(units):
         ((place, info),) = store.layouts[unit].places_on(CUDA).values()
@@ -61,16 +61,16 @@ def fetched(store: DeviceExpertStore, *units: int) -> dict[int, torch.Tensor]:
     return {unit: values.cpu() for unit, values in found.items()}
 
 
-def right(store: DeviceExpertStore, contents: list[bytes], *units: int) -> list[int]:
-    """The order in which the units came, each with its own bytes."""
+def checked_order(store: DeviceExpertStore, contents: list[bytes], *units: int) -> list[int]:
+    """Check that each unit has its own bytes; return their order."""
     found = fetched(store, *units)
     assert all(bytes(values.numpy()) == contents[unit] for unit, values in found.items())
     return list(found)
 
 
 @pytest.mark.parametrize("behind", [1, UNITS])
-def test_only_what_is_not_there_is_copied_and_what_was_asked_for_stays(
-    behind: int, contents: list[bytes], new_store: Making
+def test_only_missing_units_are_copied_and_requested_ones_stay(
+    behind: int, contents: list[bytes], new_store: StoreFactory
 ) -> None:
     store = new_store(4, behind)
     generator = torch.Generator().manual_seed(5)
@@ -79,7 +79,7 @@ def test_only_what_is_not_there_is_copied_and_what_was_asked_for_stays(
         units = torch.randperm(UNITS, generator=generator)[:count].tolist()
         before, asked = store.copy_stats.bytes_moved, store.host_store.stats.requested
         hits = set(store.cached_units) & set(units)
-        came = right(store, contents, *units)
+        came = checked_order(store, contents, *units)
         assert set(came[: len(hits)]) == hits, "what is there comes first"
         missed = set(units) - hits
         assert store.copy_stats.bytes_moved - before == sum(
@@ -93,20 +93,22 @@ def test_only_what_is_not_there_is_copied_and_what_was_asked_for_stays(
 
 
 @pytest.mark.parametrize(("near", "behind"), [(1, 1), (2, 3), (UNITS, 2), (UNITS + 5, UNITS + 5)])
-def test_units_come_in_waves(near: int, behind: int, contents: list[bytes], new_store: Making) -> None:
+def test_units_arrive_in_waves(
+    near: int, behind: int, contents: list[bytes], new_store: StoreFactory
+) -> None:
     store = new_store(near, behind)
     for turn in range(3):
-        right(store, contents, *sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS))
+        checked_order(store, contents, *sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS))
     assert len(store.cached_units) == min(near, UNITS)
-    assert right(store, contents) == []
+    assert checked_order(store, contents) == []
 
 
-def test_ram_that_holds_all_is_filled_at_once(contents: list[bytes], new_store: Making) -> None:
+def test_ram_for_all_units_is_filled_immediately(contents: list[bytes], new_store: StoreFactory) -> None:
     store, told = new_store(2, UNITS), list[int]()
     store.load(told.append)
     read = store.read_stats.bytes_moved
     assert read == sum(told) == store.load_bytes == sum(layout.nbytes for layout in store.layouts)
-    right(store, contents, *range(UNITS))
+    checked_order(store, contents, *range(UNITS))
     assert store.read_stats.bytes_moved == read and store.host_store.stats.hits == UNITS
     less = new_store(2, UNITS - 1)
     less.load(told.append)
@@ -114,12 +116,12 @@ def test_ram_that_holds_all_is_filled_at_once(contents: list[bytes], new_store: 
 
 
 @pytest.mark.parametrize(("near", "behind", "ahead"), [(UNITS, UNITS, 2), (3, UNITS, 2), (UNITS, 3, 1)])
-def test_copies_follow_each_other_without_the_host(
-    near: int, behind: int, ahead: int, contents: list[bytes], new_store: Making
+def test_copies_follow_each_other_without_the_host_waiting(
+    near: int, behind: int, ahead: int, contents: list[bytes], new_store: StoreFactory
 ) -> None:
-    """While a device computes with one unit, two more are under way: a link is idle while the host wakes up.
+    """While a device computes with one unit, two more are in progress, so that the link is never idle.
 
-    One where the disk fills a slot in RAM again as soon as its unit is copied.
+    One if the disk refills a slot in RAM as soon as its unit is copied.
     """
     store, size = new_store(near, behind), 0
     store.load(lambda nbytes: None)
@@ -127,12 +129,12 @@ def test_copies_follow_each_other_without_the_host(
         size = sum(move.length for move in store.layouts[unit].moves_to(CUDA))
         assert store.copy_stats.bytes_moved == min(number + ahead, UNITS) * size
     assert size
-    right(store, contents, *range(UNITS))
+    checked_order(store, contents, *range(UNITS))
 
 
 @pytest.mark.parametrize("behind", [2, UNITS], ids=["one copy under way", "two copies under way"])
-def test_an_interrupt_may_come_at_any_moment(behind: int, contents: list[bytes], new_store: Making) -> None:
-    """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
+def test_interrupt_at_any_moment(behind: int, contents: list[bytes], new_store: StoreFactory) -> None:
+    """Interrupted at each line of the store's own code in turn, and a second time while it stops."""
     store = new_store(3, behind)
     store.load(lambda nbytes: None)
 
@@ -141,7 +143,7 @@ def test_an_interrupt_may_come_at_any_moment(behind: int, contents: list[bytes],
 
     def check(moment: int) -> None:
         first, *others = units(moment)
-        right(store, contents, *others, (first + 3) % UNITS)
+        checked_order(store, contents, *others, (first + 3) % UNITS)
 
     struck = interrupt_at_each_line(
         {device_expert_store.__file__},
@@ -154,11 +156,11 @@ def test_an_interrupt_may_come_at_any_moment(behind: int, contents: list[bytes],
     assert len(set(store._kept.values())) == len(store._kept) == 3, "no slot is lost"
 
 
-def test_a_copy_that_fails_is_one_error_and_the_store_lives(
-    contents: list[bytes], new_store: Making, monkeypatch: pytest.MonkeyPatch
+def test_failed_copy_is_one_error_and_the_store_stays_usable(
+    contents: list[bytes], new_store: StoreFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = new_store(3, 3)
-    right(store, contents, 1, 2)
+    checked_order(store, contents, 1, 2)
 
     def failing(event: torch.cuda.Event) -> None:
         raise RuntimeError("CUDA error:\nunspecified launch failure")
@@ -169,7 +171,7 @@ def test_a_copy_that_fails_is_one_error_and_the_store_lives(
             fetched(store, 1, 5, 2)
         store.abandon()
     assert {1, 2} <= set(store.cached_units), "what was there still is"
-    right(store, contents, 5, 1, 4)
+    checked_order(store, contents, 5, 1, 4)
     store.close()
     with pytest.raises(ClosedError):
         fetched(store, 0)

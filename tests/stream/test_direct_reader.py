@@ -31,7 +31,7 @@ def read(reader: DirectReader, file: Path, page: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("page", [0, 42, PAGES - 1])
-def test_a_single_page_that_was_written_over_is_noticed_by_any_read(weights: Path, page: int) -> None:
+def test_single_overwritten_page_is_detected_by_any_read(weights: Path, page: int) -> None:
     reader = DirectReader()
     reader.open([weights])
     with weights.open("r+b") as file:
@@ -43,7 +43,7 @@ def test_a_single_page_that_was_written_over_is_noticed_by_any_read(weights: Pat
     reader.close()
 
 
-def test_a_file_that_was_replaced_between_its_header_and_its_weights(weights: Path) -> None:
+def test_file_replaced_between_header_and_weights(weights: Path) -> None:
     descriptor = open_regular(weights)
     stamps = {weights: FileStamp.of(descriptor)}
     os.close(descriptor)
@@ -53,7 +53,7 @@ def test_a_file_that_was_replaced_between_its_header_and_its_weights(weights: Pa
     other = weights.with_name("other")
     other.write_bytes(bytes(PAGES * PAGE))
     status = weights.stat()
-    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))  # as large and as old
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))  # same size and time
     os.replace(other, weights)
     reader = DirectReader(stamps=stamps)
     with pytest.raises(StreamError, match="load the model again"):
@@ -61,9 +61,7 @@ def test_a_file_that_was_replaced_between_its_header_and_its_weights(weights: Pa
     reader.close()
 
 
-def test_a_file_read_through_the_cache_is_still_the_same(
-    weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buffered_read_of_an_unchanged_file(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, reader = weights.read_bytes(), DirectReader()
     reader.open([weights])
     reader._files[weights] = replace(reader._files[weights], direct=True)
@@ -83,7 +81,7 @@ def test_a_file_read_through_the_cache_is_still_the_same(
     reader.close()
 
 
-def test_a_direct_read_that_ends_early_goes_on_from_a_whole_page(
+def test_short_direct_read_continues_from_a_whole_page(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, arena, offsets = DirectReader(), Arena(3 * PAGE), list[int]()
@@ -103,7 +101,7 @@ def test_a_direct_read_that_ends_early_goes_on_from_a_whole_page(
     reader.close()
 
 
-def test_a_pipe_or_a_device_is_no_file_of_weights(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = DirectReader()

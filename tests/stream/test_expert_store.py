@@ -51,7 +51,7 @@ def new_store(made: list[ExpertStore], file: Path, slots: int, depth: int = 2, *
 
 
 def fetched(store: ExpertStore, *units: int) -> dict[int, bytes]:
-    """What the store gives, in its order, and then spoils: what is kept must be read by nobody else."""
+    """Return the units in the store's order, and overwrite them: no later read may use that memory."""
     found = {}
     for unit, memory in store.fetch(units):
         ((place, info),) = store.layouts[unit].places.values()
@@ -61,8 +61,8 @@ def fetched(store: ExpertStore, *units: int) -> dict[int, bytes]:
     return found
 
 
-def right(store: ExpertStore, contents: list[bytes], *units: int) -> list[int]:
-    """The order in which the units came, each with its own bytes."""
+def checked_order(store: ExpertStore, contents: list[bytes], *units: int) -> list[int]:
+    """Check that each unit has its own bytes; return their order."""
     found = fetched(store, *units)
     assert all(content == contents[unit] for unit, content in found.items())
     return list(found)
@@ -72,14 +72,14 @@ def share_of(store: ExpertStore) -> Callable[[int], float]:
     return lambda unit: float(store.usage.shares[unit])
 
 
-def test_what_is_needed_the_latest_leaves(file: Path, made: list[ExpertStore]) -> None:
+def test_unit_needed_latest_is_evicted(file: Path, made: list[ExpertStore]) -> None:
     contents, store, kept = contents_of(file), new_store(made, file, 4), set[int]()
     generator = torch.Generator().manual_seed(5)
     for _ in range(60):
         count = int(torch.randint(1, 5, (), generator=generator))
         units = torch.randperm(UNITS, generator=generator)[:count].tolist()
         before, hits = store.read_stats.bytes_moved, kept & set(units)
-        came = right(store, contents, *units)
+        came = checked_order(store, contents, *units)
         assert set(came[: len(hits)]) == hits, "what is there comes first"
         assert store.read_stats.bytes_moved - before == sum(
             store.layouts[unit].nbytes for unit in set(units) - hits
@@ -94,24 +94,24 @@ def test_what_is_needed_the_latest_leaves(file: Path, made: list[ExpertStore]) -
 @pytest.mark.parametrize(
     ("slots", "depth"), [(1, 1), (1, 4), (2, 1), (3, 4), (UNITS - 1, 4), (UNITS, 1), (UNITS + 5, 4)]
 )
-def test_units_come_in_waves(file: Path, made: list[ExpertStore], slots: int, depth: int) -> None:
+def test_units_arrive_in_waves(file: Path, made: list[ExpertStore], slots: int, depth: int) -> None:
     contents, store = contents_of(file), new_store(made, file, slots, depth)
     for turn in range(4):
         units = sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS)
         before = store.read_stats.bytes_moved
-        right(store, contents, *units)
+        checked_order(store, contents, *units)
         read = (store.read_stats.bytes_moved - before) / sum(layout.nbytes for layout in store.layouts)
         assert turn or read == 1
         assert turn == 0 or read < 1, "what was there is not read again"
     assert len(store.cached_units) == min(slots, UNITS)
-    assert right(store, contents) == []
+    assert checked_order(store, contents) == []
 
 
-def test_what_is_there_is_handed_out_while_the_rest_comes(
+def test_kept_units_are_returned_while_others_are_read(
     file: Path, made: list[ExpertStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents, store = contents_of(file), new_store(made, file, 4)
-    right(store, contents, 0, 1)
+    checked_order(store, contents, 0, 1)
     gate, real = threading.Event(), os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(300) and real(*args))
     given = store.fetch((2, 0, 3, 1))
@@ -128,42 +128,42 @@ def settled(store: ExpertStore) -> set[int]:
     return set(store.cached_units)
 
 
-def test_what_is_read_ahead_takes_free_slots_alone(file: Path, made: list[ExpertStore]) -> None:
+def test_read_ahead_uses_free_slots_only(file: Path, made: list[ExpertStore]) -> None:
     contents, store = contents_of(file), new_store(made, file, 5)
-    right(store, contents, 0)
+    checked_order(store, contents, 0)
     store.prefetch([4, 0, 7])
     assert settled(store) == {0, 4, 7}
     store.prefetch([1, 2, 3, 5])
     assert settled(store) == {0, 4, 7, 1, 2}, "the first of them, as far as there is room"
     before = store.read_stats.bytes_moved
-    right(store, contents, 0, 4, 7, 1, 2)
+    checked_order(store, contents, 0, 4, 7, 1, 2)
     assert store.read_stats.bytes_moved == before
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_reading_ahead_while_units_are_asked_for(file: Path, made: list[ExpertStore], depth: int) -> None:
+def test_read_ahead_during_requests(file: Path, made: list[ExpertStore], depth: int) -> None:
     contents, generator = contents_of(file), torch.Generator().manual_seed(depth)
     for _ in range(8):
         store = new_store(made, file, 6, depth)
         store.prefetch(torch.randperm(UNITS, generator=generator).tolist())
         for _ in range(4):
-            right(store, contents, *torch.randperm(UNITS, generator=generator)[:3].tolist())
+            checked_order(store, contents, *torch.randperm(UNITS, generator=generator)[:3].tolist())
         settled(store)
         assert {*store._kept.values(), *store._pool.round.free} == set(range(6))
 
 
-def test_a_fetch_that_was_left_is_no_harm(file: Path, made: list[ExpertStore]) -> None:
+def test_abandoned_fetch_is_harmless(file: Path, made: list[ExpertStore]) -> None:
     contents, store = contents_of(file), new_store(made, file, 3)
     for start in range(UNITS):
         left = store.fetch([(start + i) % UNITS for i in range(5)])
         next(left)
         del left
-        right(store, contents, *((start + 3 * i) % UNITS for i in range(3)))
+        checked_order(store, contents, *((start + 3 * i) % UNITS for i in range(3)))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_an_interrupt_may_come_at_any_moment(file: Path, made: list[ExpertStore], slots: int) -> None:
-    """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
+def test_interrupt_at_any_moment(file: Path, made: list[ExpertStore], slots: int) -> None:
+    """Interrupted at each line of the store's own code in turn, and a second time while it stops."""
     contents, store = contents_of(file), new_store(made, file, slots)
 
     def units(moment: int) -> list[int]:
@@ -171,7 +171,7 @@ def test_an_interrupt_may_come_at_any_moment(file: Path, made: list[ExpertStore]
 
     def check(moment: int) -> None:
         first, *others = units(moment)
-        right(store, contents, *others, (first + slots) % UNITS)
+        checked_order(store, contents, *others, (first + slots) % UNITS)
         store.prefetch(range(moment % 5, UNITS))
 
     struck = interrupt_at_each_line(
@@ -187,11 +187,11 @@ def test_an_interrupt_may_come_at_any_moment(file: Path, made: list[ExpertStore]
 
 
 @pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), MemoryError("no memory")])
-def test_a_read_that_fails_is_one_error_and_the_store_lives(
+def test_failed_read_is_one_error_and_the_store_stays_usable(
     file: Path, made: list[ExpertStore], failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents, store = contents_of(file), new_store(made, file, 3)
-    right(store, contents, 1, 2)
+    checked_order(store, contents, 1, 2)
     real = os.preadv
 
     def failing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -207,28 +207,30 @@ def test_a_read_that_fails_is_one_error_and_the_store_lives(
             assert caught.value.file == file
             store.abandon()
     assert {1, 2} <= set(store.cached_units), "what was there still is"
-    right(store, contents, 5, 1, 4)
+    checked_order(store, contents, 5, 1, 4)
 
 
-def test_a_truncated_expert_is_one_error_and_the_store_lives(file: Path, made: list[ExpertStore]) -> None:
-    contents, store, put_back = contents_of(file), new_store(made, file, 2), restorer(file)
-    right(store, contents, 0)
+def test_truncated_expert_is_one_error_and_the_store_stays_usable(
+    file: Path, made: list[ExpertStore]
+) -> None:
+    contents, store, restore_file = contents_of(file), new_store(made, file, 2), restorer(file)
+    checked_order(store, contents, 0)
     os.truncate(file, START + 6 * SIZE + 10)
     with pytest.raises(StreamError, match="ended early") as caught:
         fetched(store, 6)
     assert caught.value.file == file and caught.value.offset > 0
     store.abandon()
-    put_back()  # the same inode: the descriptor sees it whole again
-    right(store, contents, *range(UNITS))
+    restore_file()  # the same inode: the descriptor sees the restored content
+    checked_order(store, contents, *range(UNITS))
 
 
-def test_bytes_are_checked_when_they_first_come(file: Path, made: list[ExpertStore]) -> None:
+def test_bytes_are_checked_on_first_read(file: Path, made: list[ExpertStore]) -> None:
     contents = contents_of(file)
     summing = FileHasher(START)
     summing.add(memoryview(file.read_bytes()))
     known = summing.result()
     store = new_store(made, file, 2, reader=DirectReader({file: known}, "pack it again"))
-    right(store, contents, 3, 4)
+    checked_order(store, contents, 3, 4)
     spoilt = bytearray(file.read_bytes())
     spoilt[START + 7 * SIZE] ^= 1
     file.write_bytes(spoilt)

@@ -45,7 +45,7 @@ def _units(folder: Path, count: int = 5, size: int = 3 * PAGE + 77) -> tuple[lis
 def _stream(
     layouts: list[UnitLayout], slots: int, device_ring: bool, readers: int = 2, hosted: tuple[int, ...] = ()
 ) -> DiskStream | DeviceStream:
-    """The disk's ring alone, or with copies behind it, `hosted` units among them from RAM."""
+    """The disk's ring alone, or with copies to a device, with `hosted` units from RAM."""
     read = [layout for unit, layout in enumerate(layouts) if unit not in hosted]
     disk = DiskStream(read, slots, DirectReader(), shape=ReadShape(readers, 4 * PAGE)) if read else None
     if not device_ring:
@@ -61,7 +61,7 @@ def _content(layout: UnitLayout, memory: torch.Tensor) -> bytes:
 
 
 def _pass(stream: DiskStream | DeviceStream, layouts: list[UnitLayout], contents: list[bytes]) -> None:
-    """Each unit comes with its own bytes, and what its slot held does not come back."""
+    """Check that each unit has its own bytes, and that the slot's old content does not reappear."""
     for layout, unit, content in zip(layouts, range(len(layouts)), contents, strict=True):
         memory = stream.acquire(unit)
         ((place, info),) = layout.places_on(memory.device).values()
@@ -87,7 +87,7 @@ def test_extents_join_neighbours_and_stay_aligned(tmp_path: Path) -> None:
     ("slots", "readers", "device_ring"),
     [(1, 1, False), (2, 4, False), (3, 2, False), (8, 4, False), (1, 4, True), (2, 1, True), (5, 2, True)],
 )
-def test_units_come_in_order(tmp_path: Path, slots: int, readers: int, device_ring: bool) -> None:
+def test_units_arrive_in_order(tmp_path: Path, slots: int, readers: int, device_ring: bool) -> None:
     (layouts, contents), before = _units(tmp_path), set(threading.enumerate())
     stream = _stream(layouts, slots, device_ring, readers)
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_units_come_in_order(tmp_path: Path, slots: int, readers: int, device_ri
 
 
 @pytest.mark.parametrize("device_ring", [False, True])
-def test_a_pass_broken_off_starts_anew(tmp_path: Path, device_ring: bool) -> None:
+def test_interrupted_pass_starts_again(tmp_path: Path, device_ring: bool) -> None:
     layouts, contents = _units(tmp_path)
     stream = _stream(layouts, 3, device_ring)
     for broken_at in (0, 1, 3):
@@ -114,7 +114,7 @@ def test_a_pass_broken_off_starts_anew(tmp_path: Path, device_ring: bool) -> Non
 
 
 @pytest.mark.gpu
-def test_units_are_copied_in_pieces_two_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_copied_in_pieces_two_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most = set[int](), list[int]()
 
     class Watched(torch.cuda.Event):
@@ -139,7 +139,7 @@ def test_units_are_copied_in_pieces_two_under_way(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.gpu
-def test_a_slot_is_refilled_when_those_that_read_it_have_run(tmp_path: Path) -> None:
+def test_slot_is_refilled_after_its_readers_ran(tmp_path: Path) -> None:
     layouts, contents = _units(tmp_path)
     there, units, broken = torch.device("cuda", 0), (0, 1, 2, 4, 0, 2, 0), (2, 3, 4, 5)
     hosted = {unit: read_unit(layout, DirectReader()) for unit, layout in enumerate(layouts)}
@@ -155,7 +155,7 @@ def test_a_slot_is_refilled_when_those_that_read_it_have_run(tmp_path: Path) -> 
         assert [bytes(some.cpu().numpy()) for some in read] == [contents[unit] for unit in units]
 
 
-def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
+def test_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
     path, data = _file(tmp_path, "big", 3 * ReadShape().block + 12345)
     layout = lay_out("unit", [_tensor(path, "t", 777, len(data) - 777)])
     stream = DiskStream([layout], 1, DirectReader())
@@ -164,12 +164,12 @@ def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
     stream.close()
 
 
-def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path) -> None:
+def test_truncated_file_is_one_typed_error_and_the_stream_stays_usable(tmp_path: Path) -> None:
     layouts, contents = _units(tmp_path)
     path = layouts[0].extents[0].file
     put_back = restorer(path)
     stream = DiskStream(layouts, 2, DirectReader())
-    stream.acquire(0)  # or it may be on its way while the file changes, from offset 0
+    stream.acquire(0)  # else a read may be in progress while the file changes, from offset 0
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(StreamError, match="ended early") as caught:
         for unit in (1, 2, 3, 4, 0):
@@ -177,13 +177,13 @@ def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path
             stream.acquire(unit)
     assert caught.value.file == path and caught.value.offset > 0
     stream.abandon()
-    put_back()  # the same inode: the descriptor sees it whole again
+    put_back()  # the same inode: the descriptor sees the restored content
     _pass(stream, layouts, contents)
     stream.close()
 
 
-def test_a_missing_file_names_itself_and_files_are_closed(tmp_path: Path) -> None:
-    gc.collect()  # what earlier tests have left may hold files
+def test_missing_file_is_named_and_files_are_closed(tmp_path: Path) -> None:
+    gc.collect()  # leftovers of earlier tests may hold files
     before = len(os.listdir("/proc/self/fd"))
     layouts, _ = _units(tmp_path)
     for missing in (False, True):
@@ -200,7 +200,7 @@ def test_a_missing_file_names_itself_and_files_are_closed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), MemoryError("no memory")])
-def test_any_failure_of_a_worker_reaches_the_caller(failure: Exception) -> None:
+def test_worker_errors_reach_the_caller(failure: Exception) -> None:
     calls: Iterator[int | Exception] = iter([1, 1, failure])
 
     def job(slot: int) -> int:
@@ -241,9 +241,7 @@ def test_closing_wakes_waiters() -> None:
 
 
 @pytest.mark.parametrize("way", ["short reads", "no direct reads", "direct reads that fail"])
-def test_a_file_is_read_whole_on_any_file_system(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_complete_read_on_any_file_system(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, data = _file(tmp_path, "weights", 10 * PAGE + 5)
     arena, reader, open_file, preadv = Arena(11 * PAGE), DirectReader(), os.open, os.preadv
 
@@ -265,8 +263,8 @@ def test_a_file_is_read_whole_on_any_file_system(
     reader.close()
 
 
-def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, and a second one while the ring waits for its workers to come to rest."""
+def test_interrupted_restart_returns_no_partial_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, and a second one while the ring waits for its workers to stop."""
     filled: list[int] = []
     gate = threading.Event()
 
@@ -293,8 +291,8 @@ def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytes
     ring.close()
 
 
-def test_no_thread_is_asked_whether_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python up to 3.12, interrupted while it asks or joins, takes a living thread for dead ever after."""
+def test_is_alive_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python up to 3.12, interrupted in is_alive or join, treats a living thread as dead from then on."""
 
     def asked(*args: object, **kwargs: object) -> bool:
         raise AssertionError("an interrupt here would lose a living worker")
@@ -319,7 +317,7 @@ def test_no_thread_is_asked_whether_it_is_alive(monkeypatch: pytest.MonkeyPatch)
 
 
 def _checkpoint_like(folder: Path, header: int) -> tuple[UnitLayout, bytes]:
-    """A unit as safetensors has it behind a header of some length, with a tensor of an odd size in it."""
+    """A unit as in safetensors, after a header of some length, with a tensor of an odd size in it."""
     sizes = (4096, 40, 16, 6, 2048)
     path, data = _file(folder, f"header {header}", header + sum(sizes) + 5 * PAGE)
     infos, at = list[TensorInfo](), header
@@ -344,8 +342,8 @@ def test_copies_for_a_device_are_aligned(header: int, tmp_path: Path) -> None:
     assert layout.copy_to_device(arena.tensor, torch.device("cpu")) is arena.tensor
 
 
-def test_a_whole_layer_is_one_copy(tmp_path: Path) -> None:
-    """However its header is, as long as its tensors have the sizes that weights have."""
+def test_whole_layer_is_one_copy(tmp_path: Path) -> None:
+    """Whatever its header, as long as its tensors have the usual sizes of weights."""
     path, _ = _file(tmp_path, "weights", 40_000)
     infos = [_tensor(path, f"t{index}", 1000 + index * 8192, 8192) for index in range(4)]
     (move,) = lay_out("unit", infos).moves_to(torch.device("cuda"))

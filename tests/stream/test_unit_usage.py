@@ -8,7 +8,7 @@ GROUPS, EACH = 6, 8
 
 
 def _hit_rate(usage: UnitUsage, slots: int, asked: int, passes: int = 60) -> float:
-    """Of a plain cache, where each group in turn is asked for some units, the first of them more often."""
+    """Hit rate of a plain cache in which each group in turn requests some units, the first more often."""
     generator, kept, hits = np.random.default_rng(3), list[int](), 0
     weights = 1 / np.arange(1, EACH + 1)
     for _ in range(passes):
@@ -24,14 +24,14 @@ def _hit_rate(usage: UnitUsage, slots: int, asked: int, passes: int = 60) -> flo
     return hits / (passes * GROUPS * asked)
 
 
-def test_a_pass_that_asks_for_more_than_there_is_room_for_finds_some_of_it() -> None:
-    """Where the least recently used left, it would never find any."""
+def test_pass_larger_than_the_cache_still_has_hits() -> None:
+    """With LRU eviction it would never find any."""
     for slots in (12, 16, 20):
         found = _hit_rate(UnitUsage([unit // EACH for unit in range(GROUPS * EACH)]), slots, 4)
         assert found > 1.15 * slots / (GROUPS * EACH), "more than by chance"
 
 
-def test_what_leaves_is_needed_the_latest() -> None:
+def test_evicted_unit_is_needed_latest() -> None:
     usage = UnitUsage([unit // EACH for unit in range(GROUPS * EACH)])
     generator = np.random.default_rng(1)
     shares = np.full(GROUPS * EACH, 0.1)

@@ -1,4 +1,4 @@
-"""A target and two drafts for it, and what engines over tiny models say."""
+"""A target with two drafts, and the answers of engines over tiny models."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
 
 class TargetAndDrafts(NamedTuple):
-    """A target, a draft that agrees with it in part, and one that never does."""
+    """A target, a draft that agrees with it in part, and a draft that never agrees."""
 
     target: Path
     near: Path
@@ -32,7 +32,7 @@ def sampling(temperature: float, tokens: int = 16, **more: Any) -> SamplingParam
 def generate_tokens(
     folder: Path, *params: SamplingParams, draft: Path | str = "none", prompt: Any = PROMPT, **options: Any
 ) -> list[tuple[int, ...]]:
-    """Tokens of an engine's answers, one for each of the parameters; without a draft, unspeculated."""
+    """Return the tokens of one answer for each of the parameters; without a draft, nothing is speculated."""
     if draft == "none":
         options.setdefault("budget", 1)
     with tiny_engine(folder, draft, **options) as engine:

@@ -1,9 +1,9 @@
-"""An application that uses transformers itself, and offspec: it prints what offspec has changed, as JSON.
+"""An application that uses transformers and offspec, and prints as JSON what offspec changed.
 
 python -m tests.support.application FOLDER...
 
-Each folder has a model that offspec answers with. For each of them the object names what is not as it was
-before offspec was imported: while its engine is open, and after it was closed.
+Each folder holds a model that offspec runs. The object lists, for each folder, the names whose values differ
+from those before offspec was imported: once while the engine is open, and once after it closed.
 """
 
 import importlib
@@ -25,14 +25,14 @@ FAMILIES = (
     "llama",
     "llava",
     "qwen3_next",
-)  # that offspec will run, which change nothing by themselves
+)  # families that offspec will run; importing them changes nothing
 MESSAGES = [{"role": "user", "content": "w5 w6"}]
 
 Found = dict[tuple[object, ...], object]
 
 
 def _names() -> Iterator[tuple[tuple[object, ...], object]]:
-    """Every name in every module of the packages, and in every class of theirs."""
+    """Names in the modules of the packages, and in their classes."""
     for module, found in list(sys.modules.items()):
         if module.partition(".")[0] not in PACKAGES:
             continue
@@ -43,7 +43,7 @@ def _names() -> Iterator[tuple[tuple[object, ...], object]]:
 
 
 def _entries() -> Iterator[tuple[tuple[object, ...], object]]:
-    """Entries of registries. Only those of offspec's own name may be added."""
+    """Entries of registries, without those that start with offspec's own name."""
     registries: dict[str, Any] = {
         "sys.meta_path": sys.meta_path,
         "warnings.filters": warnings.filters,

@@ -1,4 +1,4 @@
-"""Trees, caches and masks of every shape, for the tests of tree attention."""
+"""Trees, caches and masks of every shape, to test tree attention."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from offspec_kernels.tree_attention import TreeMask
 
 @dataclass(frozen=True)
 class Shape:
-    """One tree: L prefix rows, C chain rows, R tree rows behind them, and the last N of C + R ask."""
+    """One tree: L prefix rows, C chain rows, then R tree rows. The last N of the C + R rows are queries."""
 
     prefix: int
     causal: int
@@ -20,8 +20,8 @@ class Shape:
     queries: int
 
 
-def grown(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
-    """The ancestors [R, R] of a random tree, and the depth of each of its nodes."""
+def random_tree(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
+    """Return the ancestors [R, R] of a random tree, and the depth of each node."""
     sees, depth = torch.eye(rows, dtype=torch.bool), [0] * rows
     for node in range(1, rows):
         parent = rng.randrange(max(0, node - 6), node)
@@ -31,7 +31,7 @@ def grown(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
 
 
 def mask_of(shape: Shape, rng: random.Random, device: torch.device) -> TreeMask:
-    sees, depth = grown(shape.tree, rng)
+    sees, depth = random_tree(shape.tree, rng)
     rows = torch.cat([torch.zeros(shape.causal, shape.tree, dtype=torch.bool), sees])
     asked = rows[len(rows) - shape.queries :]
     start = shape.prefix + shape.causal
@@ -59,7 +59,7 @@ def make_case(
     seed: int = 0,
     device: str = "cpu",
 ) -> Case:
-    """Random tensors for these trees. What no query sees is NaN: whoever reads it, shows it."""
+    """Random tensors for these trees. Positions that no query sees are NaN, so that reading one shows."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     place = torch.device(device)
     tree_mask = batch([mask_of(shape, rng, place) for shape in shapes])
@@ -75,7 +75,7 @@ def make_case(
 
 
 def batch(tree_masks: Sequence[TreeMask]) -> TreeMask:
-    """Several trees side by side, their words and positions padded with zeros."""
+    """Combine trees in one batch; words and positions are padded with zeros."""
     words = _padded([row for mask in tree_masks for row in mask.words.unbind()])
     places = [row for mask in tree_masks if mask.position is not None for row in mask.position.unbind()]
     columns = ("prefix", "first", "count", "causal")
@@ -94,7 +94,7 @@ def batch(tree_masks: Sequence[TreeMask]) -> TreeMask:
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of equal rank, stacked in one that holds the largest of each size."""
+    """Stack tensors of equal rank in one tensor with the largest of each size."""
     sizes = [max(part.shape[axis] for part in parts) for axis in range(parts[0].dim())]
     whole = parts[0].new_zeros(len(parts), *sizes)
     for part, room in zip(parts, whole.unbind(), strict=True):

@@ -1,4 +1,4 @@
-"""Tiny random models that benches make others of, and what they say."""
+"""Tiny random models that benches convert, and their logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 def make_model(
     folder: Path, family: str = "llama", *, dtype: torch.dtype = torch.float32, **changes: Any
 ) -> Any:
-    """A tiny random model of a family with grouped heads, saved to `folder`."""
+    """Save a tiny random model of a family with grouped heads to `folder`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
@@ -37,7 +37,7 @@ def make_model(
             if "norm" in name or name.endswith("bias"):
                 parameter.copy_(torch.rand(parameter.shape) + 0.5)
             else:
-                parameter.mul_(5)  # spread logits, so that an error has something to show in
+                parameter.mul_(5)  # spread logits, so that an error becomes visible
     model.save_pretrained(folder)
     return model
 
@@ -49,7 +49,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Logits [2, 17, V] on fixed random ids."""
+    """Logits [2, 17, V] for fixed random ids."""
     ids = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         result: torch.Tensor = model(input_ids=ids, use_cache=False).logits

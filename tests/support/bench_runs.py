@@ -1,4 +1,4 @@
-"""What a run of a bench left."""
+"""Result of a benchmark run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """lines: of stdout. summary: the last of them. record: the file's content."""
+    """lines: of stdout. summary: the last line. record: content of the file."""
 
     code: int
     lines: list[str]
@@ -15,4 +15,4 @@ class Ran:
     record: dict[str, Any]
 
 
-RunBench = Callable[..., Ran]  # of a bench's `main` and words
+RunBench = Callable[..., Ran]  # a bench's `main` and its arguments

@@ -24,7 +24,7 @@ _KEYS = {"Enter": ("\r", 13), "Escape": ("", 27), "Tab": ("", 9), " ": (" ", 32)
 
 
 class Browser:
-    """A browser of its own. folder: an empty one, for its profile."""
+    """A browser of its own. folder: an empty folder for its profile."""
 
     def __init__(self, folder: Path) -> None:
         assert CHROMIUM is not None
@@ -47,7 +47,7 @@ class Browser:
         os.close(their_in)
         os.close(their_out)
         self._rest, self._sent = b"", 0
-        self.events: list[dict[str, Any]] = []  # whatever the browser told unasked
+        self.events: list[dict[str, Any]] = []  # events that the browser sent
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +61,7 @@ class Browser:
         os.close(self._out)
 
     def call(self, method: str, session: str | None = None, /, **params: Any) -> dict[str, Any]:
-        """The result of a DevTools method."""
+        """Return the result of a DevTools method."""
         self._sent += 1
         message = {"id": self._sent, "method": method, "params": params}
         message |= {"sessionId": session} if session else {}
@@ -76,7 +76,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._in], [], [], PATIENCE)[0], "the browser says nothing"
+            assert select.select([self._in], [], [], PATIENCE)[0], "the browser does not respond"
             more = os.read(self._in, 2**20)
             assert more, "the browser has ended"
             self._rest += more
@@ -85,7 +85,12 @@ class Browser:
         return told
 
     def open(self, url: str, width: int = 1280, scheme: str = "light") -> "Page":
-        """A page in a tab of its own, without stored data. width: in CSS pixels; scheme: of colours."""
+        """Open a page in a tab of its own, without stored data.
+
+        Args:
+            width: In CSS pixels.
+            scheme: "light" or "dark".
+        """
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -104,52 +109,52 @@ class Page:
         self._browser, self._session = browser, session
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a DevTools method about this tab."""
+        """Return the result of a DevTools method of this tab."""
         return self._browser.call(method, self._session, **params)
 
     def go(self, url: str) -> None:
-        """To another place, in the same tab."""
+        """Go to another address in the same tab."""
         self.call("Page.navigate", url=url)
         self.wait("document.readyState == 'complete'")
 
     def value(self, expression: str) -> Any:
-        """What JavaScript evaluates to."""
+        """Evaluate JavaScript and return the value."""
         given = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         told = self.call("Runtime.evaluate", **given)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Until JavaScript evaluates to something true."""
+        """Wait until JavaScript evaluates to something true."""
         deadline = time.monotonic() + PATIENCE
         while not self.value(f"!!({expression})"):
             assert time.monotonic() < deadline, f"{expression}: {self.value('document.body.innerText')}"
             time.sleep(0.02)
 
     def write(self, text: str) -> None:
-        """Into what has the focus."""
+        """Type into the focused element."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """A key, by its name in JavaScript."""
+        """Press a key, named as in JavaScript."""
         text, code = _KEYS[key]
         given = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **given)
         self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
     def set_viewport(self, width: int, height: int, scheme: str) -> None:
-        """Be of this size, in CSS pixels, and of this colour scheme."""
+        """Set the size in CSS pixels, and the colour scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def screenshot(self) -> bytes:
-        """A PNG of what is seen."""
+        """Return a PNG of the visible part."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def errors(self) -> list[str]:
-        """What went wrong in this tab so far: exceptions, and errors in the browser's log."""
+        """Errors of this tab so far: exceptions, and errors in the browser's log."""
         found = list[str]()
         for event in self._browser.events:
             if event.get("sessionId") != self._session:
@@ -162,7 +167,7 @@ class Page:
 
 
 def _pipe() -> tuple[int, int]:
-    """Ends of a pipe, with numbers above those that the browser wants."""
+    """Return the ends of a pipe, numbered above those that the browser reserves."""
     ends = os.pipe()
     moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:

@@ -1,4 +1,4 @@
-"""The server's page in a browser: what a user does there, and what the page shows."""
+"""Drives the server's page in a browser: a user's actions, and what the page shows."""
 
 from typing import Any
 
@@ -15,28 +15,28 @@ _ANSWERS = "[...document.querySelectorAll('.answer')].map(answer => answer.inner
 
 
 def served(engine: ScriptedEngine, **settings: Any) -> LiveServer:
-    """A server whose engine follows a script."""
+    """Return a server with a scripted engine."""
     load = ScriptedLoad(engine)
     return LiveServer(lambda notify: load(EngineConfig(NAME), None, notify), **settings)
 
 
 def element(selector: str) -> str:
-    """JavaScript for the first element that matches."""
+    """Return JavaScript for the first matching element."""
     return f"document.querySelector({selector!r})"
 
 
 def text(page: Page, selector: str) -> str:
-    """Text of the first element that matches."""
+    """Return the text of the first matching element."""
     return str(page.value(f"{element(selector)}.textContent"))
 
 
 def click(page: Page, selector: str, at: int = 0) -> None:
-    """Click on an element that matches."""
+    """Click on a matching element."""
     page.value(f"document.querySelectorAll({selector!r})[{at}].click()")
 
 
 def press(page: Page, selector: str, key: str = " ") -> None:
-    """Press a key on the first element that matches."""
+    """Press a key on the first matching element."""
     page.value(f"{element(selector)}.focus()")
     page.press(key)
 
@@ -50,15 +50,15 @@ def ask(page: Page, question: str) -> None:
 
 
 def answers(page: Page) -> Any:
-    """The answers that are shown."""
+    """Return the answers shown."""
     return page.value(_ANSWERS)
 
 
 def wait_for(page: Page, *texts: str) -> None:
-    """Wait until these answers are shown and none is coming."""
+    """Wait until the page shows these answers and is idle."""
     page.wait(f"{IDLE} && {_ANSWERS}.join('|') == {'|'.join(texts)!r}")
 
 
 def prompt(engine: ScriptedEngine, request: int = -1) -> str:
-    """The prompt of a request."""
+    """Return the prompt of a request."""
     return engine.wording.decode_with_special(engine.requests[request].prompt)

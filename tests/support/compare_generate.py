@@ -1,4 +1,4 @@
-"""A small model of any configuration in our engine, beside transformers' own `generate`."""
+"""Compares our engine with transformers' own `generate` on a small model of any configuration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +10,17 @@ from offspec import CheckpointError, SamplingParams, UnsupportedModelError
 from tests.support.tiny_models import auto_class, reference, tiny_engine, write_config
 
 TOKENS = 16
-MOST_VALUES = 128 << 20  # of a model: some families are large whatever their configuration says
+MOST_VALUES = 128 << 20  # of a model: some families are large whatever their configuration
 NOT_SAID = ("refused: ", "no model: ", "no configuration", "no reference: ")
 
 
 def compare(config: Any, prompt: Sequence[int], folder: Path) -> str:
-    """ "same" where a tree says what transformers says, else why it is refused, or what it said."""
+    """Return "same" if both give the same tokens, else the reason for a refusal or the tokens that differ."""
     try:
         if (values := _values(config)) > MOST_VALUES:
             return f"no model: it would have {values} values"
         write_config(folder, config)
-    except Exception as error:  # whatever a family's own checks say
+    except Exception as error:  # overrides checks of the family itself
         return f"no model: {type(error).__name__} {error}"
     try:
         with tiny_engine(folder, folder, budget=24, context=64) as engine:
@@ -29,7 +29,7 @@ def compare(config: Any, prompt: Sequence[int], folder: Path) -> str:
         return f"refused: {error}"
     try:
         expected = reference(folder, prompt, TOKENS)
-    except Exception as error:  # of a family that transformers cannot ask for text with its own cache
+    except Exception as error:  # families whose text transformers cannot generate with its own cache
         return f"no reference: {type(error).__name__} {error}"
     if list(result.token_ids) != expected:
         return f"{list(result.token_ids)} instead of {expected}"

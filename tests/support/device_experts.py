@@ -1,4 +1,4 @@
-"""Mixtures of experts, and what they say where all of them is on a device, simulated or real."""
+"""MoE models, and their answers with all experts on a device, simulated or real."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ GREEDY, SAMPLED = sampling(0.0, 5), sampling(0.8, 5)
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model, and what it says without speculation and with everything on the device."""
+    """A model, and its answer without speculation with everything on the device."""
 
     folder: Path
     layers: int
@@ -28,11 +28,11 @@ class SavedModel:
     says: list[tuple[int, ...]]
 
     def placement(self, near: float, behind: float) -> Placement:
-        """With slots for shares of the experts, one at least: on the device, and in RAM behind it."""
+        """Return a placement with slots for shares of the experts, at least one: on the device and in RAM."""
         return on_demand_placement(self.layers, self._slots(near), self._slots(behind))
 
     def cpu_placement(self, share: float) -> Placement:
-        """With slots in RAM for a share of the experts, one at least, which the CPU computes."""
+        """Return a placement with RAM slots for a share of the experts, at least one, computed by the CPU."""
         return on_demand_placement(self.layers, 0, self._slots(share))
 
     def _slots(self, share: float) -> int:

@@ -1,7 +1,7 @@
-"""Loads and answers on a simulated device that computes nothing: prints the most memory that each case takes.
+"""Loads models and answers on a simulated device that computes nothing, and prints each case's peak memory.
 
-python -m tests.support.device_memory FOLDER TARGET:DRAFT:GB ...: models are of `sparse_models.SIZES`, a draft
-may be none. Each case is a line of JSON, in bytes.
+python -m tests.support.device_memory FOLDER TARGET:DRAFT:GB ...: models are names in `sparse_models.SIZES`;
+the draft may be none. Each case is a line of JSON, in bytes.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRITON_INTERPRET"] = "1"
-os.environ["OFFSPEC_KERNELS"] = "triton"  # a trial of it would find that nothing is computed
+os.environ["OFFSPEC_KERNELS"] = "triton"  # a trial would find that nothing is computed
 
 GB, MOST = 10**9, 24
 
@@ -30,7 +30,7 @@ def main(folder: Path, cases: list[str]) -> None:
     machine = install_machine("sizes", total=(MOST + 1) * GB, devices=1)
     install_kernels()
     _read_nothing()
-    _be_numbers()
+    _return_constants()
     allocator = machine.devices[0].allocator
     from offspec import CapacityError
 
@@ -78,7 +78,7 @@ def _figures(folder: Path, target: str, draft: str, vram: int, allocator: Any) -
 
 
 def _read_nothing() -> None:
-    """Weights are whatever memory holds, which nobody looks at."""
+    """Leave weights unread: their values do not matter."""
     from offspec.model import feeder
     from offspec.stream.direct_reader import DirectReader, ReadShape
 
@@ -89,8 +89,8 @@ def _read_nothing() -> None:
     feeder.choose_read_shape = lambda units, reader: ReadShape()  # type: ignore[attr-defined]
 
 
-def _be_numbers() -> None:
-    """What the host asks the device for, which has computed nothing: ones one by one, else noughts."""
+def _return_constants() -> None:
+    """Return 1 for a number that the host reads, and zeros for a tensor: the device computed nothing."""
     import torch
 
     from tests.support.simulated_cuda import operations, transfers
@@ -101,7 +101,7 @@ def _be_numbers() -> None:
     def fetch(into: Any, source: Any, non_blocking: bool, pinned: bool = False) -> None:
         into.zero_()
 
-    transfers._down = lambda *args: None  # or gigabytes of nothing are copied
+    transfers._down = lambda *args: None  # else gigabytes would be copied
     operations._SPECIAL[torch.ops.aten._local_scalar_dense.default] = number
     transfers._up = fetch
 

@@ -1,4 +1,4 @@
-"""Asking a drafter by itself, without a tree that grows: what it says of nodes that a test made up."""
+"""Logits of a single drafter at nodes chosen by a test, without growing a tree."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ from tests.support.tiny_models import VOCABULARY
 # Below the root (node 0): a fork, a chain of three, and a fork deeper down.
 PARENTS = (0, 0, 1, 3, 3, 2)
 TOKENS = (7, 30, 41, 5, 88, 12)
-CALLS = ([0], [1, 2], [3, 4, 5], [6])  # as a tree grows
+CALLS = ([0], [1, 2], [3, 4, 5], [6])  # in the order in which a tree grows
 CHAINS = ([0, 1, 3, 4], [2, 5, 6])  # a parent and its child in one call
 
 
 class RecordingScorer(Scorer):
-    """Keeps the logits that it is given, and the absolute positions of the children."""
+    """Records the logits that it gets, and the absolute positions of the children."""
 
     def __init__(self) -> None:
         super().__init__(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=4)
@@ -50,7 +50,7 @@ def tree_below(token: int) -> GrowingTree:
 
 @torch.no_grad()
 def node_logits(drafter: Drafter, ids: Sequence[int], calls: Sequence[Sequence[int]] = CALLS) -> torch.Tensor:
-    """Logits [7, V] at every node of the tree below the last of the ids, in their order, on the CPU."""
+    """Return logits [7, V] at the nodes of the tree below the last id, in order, on the CPU."""
     candidates, hearing = tree_below(ids[-1]), RecordingScorer()
     drafter.start(ids)
     for nodes in calls:
@@ -61,6 +61,6 @@ def node_logits(drafter: Drafter, ids: Sequence[int], calls: Sequence[Sequence[i
 
 
 def paths() -> list[list[int]]:
-    """The tokens below the root that lead to each node."""
+    """Tokens from the root to each node."""
     candidates = tree_below(0)
     return [candidates.path_tokens(node) for node in range(candidates.count)]

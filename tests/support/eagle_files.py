@@ -1,6 +1,6 @@
-"""EAGLE heads in every published layout, random and small, and the published formula run naively.
+"""Small random EAGLE heads in every published layout, and a naive version of the published formula.
 
-The formula is run over whole paths, entry by entry, with neither cache nor tree. Letters: T entries, E width.
+The formula runs over whole paths, entry by entry, without a cache or a tree. Letters: T entries, E width.
 """
 
 import json
@@ -19,20 +19,20 @@ from tests.support.tiny_models import VOCABULARY
 HIDDEN = 32  # of the tiny target
 LAYERS = 8
 KNOWN = 40  # tokens of EAGLE-3's own vocabulary
-OFFSETS = torch.arange(KNOWN) // 2 + 3  # so that ids are moved by more and more
+OFFSETS = torch.arange(KNOWN) // 2 + 3  # so that the offset of ids grows
 
 
 @dataclass(frozen=True)
 class Head:
-    """One published head: tensors by their short names, and what its configuration says of them."""
+    """One published head: tensors by short name, and facts from its configuration."""
 
     kind: str  # "eagle" or "eagle3"
     width: int = HIDDEN
     taps: tuple[int, ...] = (2, 4, 5)
     speculators: bool = False
     norm_before_residual: bool = False
-    config: dict[str, Any] = field(default_factory=dict)  # beside the common part
-    outer: dict[str, Any] = field(default_factory=dict)  # around the layer's configuration
+    config: dict[str, Any] = field(default_factory=dict)  # added to the common part
+    outer: dict[str, Any] = field(default_factory=dict)  # wraps the layer's configuration
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -61,7 +61,13 @@ def make_head(
     seed: int = 0,
     **facts: Any,
 ) -> Head:
-    """biases: the products that have one; known: size of EAGLE-3's vocabulary; facts: columns of `Head`."""
+    """Return a random head.
+
+    Args:
+        biases: Products with a bias.
+        known: Size of EAGLE-3's vocabulary.
+        facts: Fields of `Head`.
+    """
     head = Head(kind, **facts)
     generator = torch.Generator().manual_seed(seed)
     width, inner = head.width, 48
@@ -99,7 +105,7 @@ def make_head(
 
 
 def write_head(folder: Path, head: Head) -> Path:
-    """The head as its authors publish it: a pickle, or safetensors where it is of `speculators`."""
+    """Write the head as its authors publish it: as a pickle, or as safetensors for `speculators`."""
     folder.mkdir(parents=True)
     tensors = {_published(head, name): tensor.contiguous() for name, tensor in head.tensors.items()}
     config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **head.layer, **head.outer}
@@ -135,21 +141,21 @@ def _published(head: Head, name: str) -> str:
 
 
 def features(start: int, count: int, seed: int = 0) -> Features:
-    """What a target of `LAYERS` layers might have made of some positions: the same at every call."""
+    """Random states of a target with `LAYERS` layers for some positions, the same at every call."""
     generator = torch.Generator().manual_seed(seed)
     every = torch.randn(LAYERS + 2, 200, HIDDEN, generator=generator)[:, start : start + count]
     return Features(start, every[-1], {layer: every[layer] for layer in range(LAYERS + 1)})
 
 
 class ReferenceEagle:
-    """The published formula. embedding [V, H] and project are the target's."""
+    """The published formula. embedding [V, H] and project belong to the target."""
 
     def __init__(self, head: Head, embedding: Tensor, project: Any) -> None:
         self._head, self._tensors, self._project = head, head.tensors, project
         self._embedding = head.tensors.get("embed_tokens.weight", embedding)
 
     def logits(self, ids: Sequence[int], path: Sequence[int], known: Features) -> Tensor:
-        """[V] behind the committed ids and a path below the last of them, `known` being of all but that."""
+        """Return logits [V] after the committed ids and a path below the last. known: all but the last id."""
         assert known.start + len(known) == len(ids) - 1
         states, tokens = self._states(known), [*ids[known.start + 1 :], *path]
         positions = torch.arange(known.start, known.start + len(tokens))
@@ -195,7 +201,7 @@ class ReferenceEagle:
         query, key, value = (
             self._linear(mixed, f"self_attn.{name}_proj").view(len(mixed), -1, size) for name in "qkv"
         )
-        query, key = self._turned(query, positions), self._turned(key, positions)
+        query, key = self._rotate(query, positions), self._rotate(key, positions)
         future = torch.ones(len(mixed), len(mixed), dtype=torch.bool).triu(1)
         heads = []
         for head in range(4):
@@ -204,8 +210,8 @@ class ReferenceEagle:
             heads.append(scores.masked_fill(future, -torch.inf).softmax(1) @ value[:, pair])
         return torch.cat(heads, dim=1)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary positions of [T, heads, D], halves apart; scaling is linear or none."""
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Apply rotary positions to [T, heads, D], in halves; scaling is linear or none."""
         half = x.shape[-1] // 2
         config = self._head.layer
         factor = (config.get("rope_scaling") or {}).get("factor", 1.0)

@@ -1,4 +1,4 @@
-"""Products of settings, of which `make test` takes a few and `make test-all` the rest, or a share of it."""
+"""Products of settings: `make test` runs a few, `make test-all` the rest or a share of it."""
 
 import zlib
 from collections.abc import Callable, Iterable
@@ -10,13 +10,16 @@ import pytest
 def sampled_params(
     values: Iterable[Any], *kept: Any, rare: Callable[[Any], bool] = lambda value: False, one_in: int = 1
 ) -> list[Any]:
-    """Values of a parameter, or tuples of several, of which all but `kept` are marked exhaustive.
+    """Return parameter values, or tuples of several, in which all except `kept` are marked exhaustive.
 
-    rare: which of them are marked slow instead. one_in: of so many, about, one is exhaustive and the rest are
-    slow; the same ones each time, whatever values come to be added.
+    Args:
+        rare: Selects values that are marked slow instead.
+        one_in: Mark about one in this many exhaustive and the rest slow. The choice stays the same when
+            values are
+            added.
     """
     found = list(values)
-    assert set(kept) <= set(found), "what is kept is among them"
+    assert set(kept) <= set(found), "kept values must be among the values"
     exhaustive, slow = pytest.mark.exhaustive, pytest.mark.slow
     return [
         value

@@ -1,4 +1,4 @@
-"""Small random mixtures of experts, and placements that read experts when they are asked for."""
+"""Small random MoE models, and placements that load experts on demand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from offspec_planners.placement import Placement
 from tests.support.tiny_models import FAMILIES, HYBRIDS, write_config, write_hybrid, write_model
 
-# Families of which `tiny_models` has none, and what their own defaults lack.
+# Families missing in `tiny_models`, and settings that their defaults lack.
 _MORE: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 6},
@@ -26,7 +26,7 @@ EXPERT_FAMILIES = sorted({*_SMALL, *_MORE})
 
 
 def write_experts(folder: Path, family: str, **overrides: Any) -> Path:
-    """A small random model of one of EXPERT_FAMILIES; overrides: for one that `write_model` makes."""
+    """Write a small random model of one of EXPERT_FAMILIES, or with overrides one of `write_model`."""
     from transformers import CONFIG_MAPPING
 
     from offspec.model.probe.small_config import small_config
@@ -40,6 +40,6 @@ def write_experts(folder: Path, family: str, **overrides: Any) -> Path:
 
 
 def on_demand_placement(layers: int, slots: int, behind: int = 0) -> Placement:
-    """Experts in so many slots, and all else in memory. behind: slots in RAM behind a device."""
+    """Return a placement with `slots` expert slots and the rest in memory. behind: slots in RAM."""
     placed = Placement.in_memory(layers, range(layers), 0)
     return replace(placed, expert_slots=slots, host_expert_slots=behind)

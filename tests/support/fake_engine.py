@@ -1,17 +1,17 @@
-"""An engine that follows a script, and its loading, so that user interfaces need no model and no torch.
+"""A scripted engine and its loader, for tests of user interfaces without a model and torch.
 
     engine = ScriptedEngine(["The sky is blue.", Script("Not quite", fail_after=1)])
     session = engine.chat()
     load = ScriptedLoad(engine)  # in place of `offspec.engine.load.load`, and an opener for `offspec.ui`
 
-A word is a token, and a pass brings four of them, the last of which the target added itself. All figures are
-made up and always the same, so that pictures of a chat are too. To hold a pass in the middle of its layers:
+A token is a word, and a pass yields four tokens, the last of them the bonus token. All figures are made up
+and constant, so that snapshots of a chat are too. To pause a pass in the middle of its layers:
 
-    engine.gate.clear()         # before the question is asked
-    engine.held.wait(PATIENCE)  # from here on a pass waits
+    engine.gate.clear()            # before the request
+    engine.at_gate.wait(PATIENCE)  # the pass is paused from here on
     engine.gate.set()
 
-For the pass after the first: engine.gate = Turnstile(1)
+To pause the second pass: engine.gate = PassGate(1)
 """
 
 import re
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from offspec_planners.plan import Plan
 
 SEED = 7
-SECONDS_A_PASS = 0.5  # as the events tell it; how long one really takes is `delay`
+SECONDS_A_PASS = 0.5  # in the events; the real duration is `delay`
 LAYER_BYTES = 10**8
 
 _WORDS = re.compile(r"<\|\w+\|>|\s+(?=<\|)|\s*[^\s<]+|\s*<|\s+")
@@ -75,16 +75,16 @@ class PassGate(threading.Event):
 
 
 class ScriptedTokenizer:
-    """A tokenizer and a chat template in one: a word is a token, whose id is given when it is first met."""
+    """A tokenizer and a chat template in one: each word is a token, with an id given on first use."""
 
     def __init__(self) -> None:
         self._words: list[str] = []
         self._ids: dict[str, int] = {}
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Every message after the name of its role; the assistant's turn is opened."""
-        said = "".join(f"<|{message['role']}|>{message['content']}\n" for message in messages)
-        return said + "<|assistant|>"
+        """Write every message after the name of its role, and open the assistant's turn."""
+        turns = "".join(f"<|{message['role']}|>{message['content']}\n" for message in messages)
+        return turns + "<|assistant|>"
 
     def tokenize(self, text: str) -> list[int]:
         ids = []
@@ -96,7 +96,7 @@ class ScriptedTokenizer:
         return ids
 
     def ids(self, prompt: str | Sequence[Any]) -> list[int]:
-        """The tokens of text, of messages, or those that are given."""
+        """Return the tokens of a text or of messages, or the given ids."""
         if isinstance(prompt, str):
             return self.tokenize(prompt)
         return self.tokenize(self.render(prompt)) if isinstance(prompt[0], dict) else list(prompt)
@@ -109,10 +109,9 @@ class ScriptedTokenizer:
 class Script:
     """One answer.
 
-    fail_after: passes that go well before `error` is raised, by default a fault of the disk; None for an
-    answer without a fault. pass_seconds: how long a pass really takes, where not as long as the engine's.
-    pass_tokens: what it brings. mismatches: what `check` finds. endless: no pass ends before the answer is
-    halted.
+    fail_after: passes before `error` is raised; None for no failure. error: by default a StreamError.
+    pass_seconds: real duration of a pass, by default the engine's. pass_tokens: tokens per pass. mismatches:
+    result of `check`. endless: passes end only when the answer is halted.
     """
 
     text: str
@@ -125,7 +124,7 @@ class Script:
 
 
 class RecordedRequest(NamedTuple):
-    """One request, as it came."""
+    """One request, with its arguments."""
 
     prompt: Any
     params: SamplingParams
@@ -136,12 +135,12 @@ class RecordedRequest(NamedTuple):
 
 
 class ScriptedEngine:
-    """Answers each question with the next script, and begins again after the last.
+    """Answers each request with the next script, and starts over after the last.
 
-    Is what `offspec.ui` and `Session` expect of an engine. template: marks of a chat template, by which the
-    format of its answers is known. delay: seconds that a pass really takes.
-    asked: every request so far. notify: hears what is told of passes. steps: what was begun and closed so
-    far; where `loud`, each is a line on stderr.
+    Implements the interface that `offspec.ui` and `Session` use. template: marks of a chat template, which
+    determine the format of its answers. delay: real duration of a pass in seconds.
+    requests: every request so far. notify: receives the events of passes. steps: what began and closed so
+        far; if `loud`, each is printed to stderr.
     """
 
     def __init__(
@@ -174,14 +173,14 @@ class ScriptedEngine:
         self.loud = False
         self.gate = threading.Event()
         self.gate.set()
-        self.held = threading.Event()
+        self.at_gate = threading.Event()
         self.closed = False
         self._cached: list[int] = []
         self._answering: threading.Thread | None = None  # of the latest `submit`
         self._turns = ExclusiveUse("another answer of this engine is under way")
 
     def opened(self, notify: Callable[[Event], None]) -> Any:
-        """Is what loads it."""
+        """Return itself, as a loader does."""
         return self
 
     sources: tuple[str, ...] = ()
@@ -268,7 +267,7 @@ class ScriptedEngine:
 
         if not self.template:
             return PlainTextParser()
-        from offspec.model import answer_formats  # only now: it imports torch
+        from offspec.model import answer_formats  # imported late: it imports torch
 
         tokenizer = SimpleNamespace(chat_template=self.template)
         codec: Any = SimpleNamespace(
@@ -320,8 +319,8 @@ class ScriptedEngine:
         if self.loud:
             print(f"[{what}]", file=sys.stderr, flush=True)
 
-    def again(self, config: EngineConfig) -> "ScriptedEngine":
-        """Another engine with the same answers, as loaded for other settings."""
+    def reloaded(self, config: EngineConfig) -> "ScriptedEngine":
+        """Return another engine with the same answers, as loaded with other settings."""
         engine = ScriptedEngine(
             self.answers,
             layers=self.layers,
@@ -345,17 +344,17 @@ class ScriptedEngine:
         trees: bool = False,
         shown: frozenset[int] = frozenset(),
     ) -> Generator[Event, None, None]:
-        """As `Engine.stream`; what are no token ids is tokenized."""
+        """Like `Engine.stream`; a prompt other than token ids is tokenized."""
         with self._turns.take():
             if self.closed:
-                raise ClosedError("this engine was closed; load the model again")
+                raise ClosedError("this engine was closed; load the model reloaded")
             params = params or SamplingParams()
             given = self.answers[len(self.requests) % len(self.answers)]
             script = given if isinstance(given, Script) else Script(given)
             prompt = prompt if isinstance(prompt, str) else list(prompt)
-            asked = RecordedRequest(prompt, params, raw, speculate, check, trees)
-            answer = _Answer(self, asked, script, halt or threading.Event())
-            self.requests.append(asked)
+            request = RecordedRequest(prompt, params, raw, speculate, check, trees)
+            answer = _Answer(self, request, script, halt or threading.Event())
+            self.requests.append(request)
             self.step("answering")
             try:
                 yield from answer.events(self._reused(answer.ids))
@@ -375,7 +374,7 @@ class ScriptedEngine:
         shown: frozenset[int] = frozenset(),
         progress: bool = False,
     ) -> Answer:
-        """As `Engine.submit`."""
+        """Like `Engine.submit`."""
         params, halt = params or SamplingParams(), halt or threading.Event()
         answer = Answer(Request(prompt, params, halt=halt), progress)
 
@@ -397,7 +396,7 @@ class ScriptedEngine:
         return answer
 
     def _reused(self, ids: list[int]) -> int:
-        """Tokens that the last request left in the caches; the last of the prompt is always new."""
+        """Count tokens that the last request left in the cache; the last token of a prompt is always new."""
         same = 0
         for ours, theirs in zip(ids[:-1], self._cached, strict=False):
             if ours != theirs:
@@ -407,15 +406,15 @@ class ScriptedEngine:
 
 
 class _Answer:
-    """One request on its way."""
+    """One request in progress."""
 
     def __init__(
-        self, engine: ScriptedEngine, asked: RecordedRequest, script: Script, halt: threading.Event
+        self, engine: ScriptedEngine, request: RecordedRequest, script: Script, halt: threading.Event
     ) -> None:
-        self._engine, self._asked, self._script, self._halt = engine, asked, script, halt
-        self.ids: list[int] = engine.ids(asked.prompt)
+        self._engine, self._request, self._script, self._halt = engine, request, script, halt
+        self.ids: list[int] = engine.ids(request.prompt)
         self._left = engine.wording.tokenize(script.text)
-        room = min(asked.params.max_tokens, engine.context - len(self.ids))
+        room = min(request.params.max_tokens, engine.context - len(self.ids))
         self._reason: FinishReason = "eos" if len(self._left) <= room else "length"
         self._left = self._left[:room]
         self._prefill = Prefill(len(self.ids), 0, 0, engine.layers)
@@ -438,12 +437,12 @@ class _Answer:
         yield Finished(self._result(passes, reused))
 
     def _run_layers(self, index: int) -> bool:
-        """One pass, with what is told of it; False where it was broken off."""
+        """Run one pass with its events; return False if it was halted."""
         engine = self._engine
         given = self._script.pass_seconds
         step = (engine.delay if given is None else given) / (engine.layers + 1)
         for layer in range(engine.layers + 1):
-            if layer == engine.layers // 2 and not self._may_go_on():
+            if layer == engine.layers // 2 and not self._pass_gate():
                 return False
             engine.notify(
                 PassProgress(
@@ -463,23 +462,23 @@ class _Answer:
                 time.sleep(step)
         return True
 
-    def _may_go_on(self) -> bool:
-        """Wait at the gate until it is open; False where the answer was halted meanwhile."""
+    def _pass_gate(self) -> bool:
+        """Wait at the gate until it is open; return False if the answer was halted meanwhile."""
         while self._script.endless or not self._engine.gate.is_set():
-            self._engine.held.set()
+            self._engine.at_gate.set()
             if self._halt.is_set():
                 break
             time.sleep(0.005)
-        self._engine.held.clear()
+        self._engine.at_gate.clear()
         return not self._halt.is_set()
 
     def _commit(self, index: int) -> Iterator[Event]:
         count = self._script.pass_tokens
         now, self._left = self._left[:count], self._left[count:]
-        # Ids of a prompt may be no words of the script's.
+        # Ids of a prompt may not be words of the script.
         root = (
             self._engine.wording.decode_with_special([*self.ids, *self.tokens][-1:])
-            if self._asked.trees
+            if self._request.trees
             else ""
         )
         self.tokens += now
@@ -487,7 +486,7 @@ class _Answer:
         sources = ["draft"] * (len(words) - 1) + ["bonus"]
         pieces = tuple(Piece(word, source) for word, source in zip(words, sources, strict=True))
         yield TextDelta("".join(words), tuple(now), pieces)
-        if self._asked.trees:
+        if self._request.trees:
             yield plausible_tree(index, root, words)
         yield PassStats(
             index=index,
@@ -504,7 +503,7 @@ class _Answer:
         )
 
     def _result(self, passes: int, reused: int) -> Result:
-        engine, seed = self._engine, self._asked.params.seed
+        engine, seed = self._engine, self._request.params.seed
         done = -(-len(self.tokens) // self._script.pass_tokens)
         return Result(
             text=engine.wording.decode_with_special(self.tokens),
@@ -521,15 +520,15 @@ class _Answer:
             seed=SEED if seed is None else seed,
             draft_seconds=0.1 * done,
             target_seconds=0.4 * done,
-            mismatches=self._script.mismatches if self._asked.check else None,
+            mismatches=self._script.mismatches if self._request.check else None,
             prompt_tokens=len(self.ids),
             reused_tokens=reused,
-            sampling=sampling_values(self._asked.params),
+            sampling=sampling_values(self._request.params),
         )
 
 
 def plausible_tree(index: int, root: str, words: Sequence[str]) -> TreeSeen:
-    """A tree whose accepted path is all words but the last; beside each of its nodes two were rejected."""
+    """A tree whose accepted path is all words but the last, with two rejected siblings at each node."""
     parent, text, probability, accepted = [-1], [root], [1.0], [0]
     for word in words[:-1]:
         above = accepted[-1]
@@ -547,13 +546,13 @@ def plausible_tree(index: int, root: str, words: Sequence[str]) -> TreeSeen:
 
 
 class ScriptedLoad:
-    """Gives `engine` at first, and another like it each later time.
+    """Returns `engine` at first, and a new engine like it at each later call.
 
-    delay: seconds that it takes. told: progress that it tells meanwhile. notices: told of a load that went
-    well. failing: drafts that cannot be loaded. away: numbers of loads, from 1, in which nothing can. fail:
-    raised in place of an engine where set; a test may set and clear it between two calls. gate: loading goes
-    on once it is open, as it is at first. asked: settings and plan of every call so far; engines: those it
-    gave out, the latest last.
+    delay: seconds that a load takes. progress: events sent meanwhile. notices: sent by a successful load.
+    failing: drafts that cannot be loaded. failing_calls: numbers of calls, from 1, that fail. fail: raised
+        instead if set; a test may set and clear it between two calls. gate: a load ends once it is open, as
+        it is at first. calls: settings and plan of every call so far. engines: the engines returned, the
+        latest last.
     """
 
     def __init__(
@@ -561,15 +560,16 @@ class ScriptedLoad:
         engine: ScriptedEngine,
         *,
         delay: float = 0.0,
-        told: Sequence[LoadProgress] | None = None,
+        progress: Sequence[LoadProgress] | None = None,
         notices: Sequence[str] = (),
         failing: Sequence[str] = (),
         fail: Exception | None = None,
-        away: Sequence[int] = (),
+        failing_calls: Sequence[int] = (),
     ) -> None:
-        self.engine, self.fail, self.failing, self.away = engine, fail, failing, away
-        self.told = load_progress(3) if told is None else told
-        self.asked: list[tuple[EngineConfig, Path | None]] = []
+        self.engine, self.fail, self.failing = engine, fail, failing
+        self.failing_calls = failing_calls
+        self.progress = load_progress(3) if progress is None else progress
+        self.calls: list[tuple[EngineConfig, Path | None]] = []
         self.engines: list[ScriptedEngine] = []
         self.timeline: Timeline | None = None
         self.gate = threading.Event()
@@ -584,32 +584,32 @@ class ScriptedLoad:
         timeline: Timeline | None = None,
         at_once: bool = False,
     ) -> ScriptedEngine:
-        self.asked.append((config, plan))
+        self.calls.append((config, plan))
         self.timeline = timeline
         try:
             self.engine.step("loading")
-            self._tell(notify)
+            self._report(notify)
         except KeyboardInterrupt:
             self.engine.step("load interrupted")
             raise
         if config.draft in self.failing:
             raise DraftError(f"{config.draft} has another vocabulary")
-        if len(self.asked) in self.away:
+        if len(self.calls) in self.failing_calls:
             raise StreamError("the disk is away", file="model.safetensors", offset=0)
         if self.fail is not None:
             raise self.fail
         for notice in self._notices:
             notify(Notice(notice))
-        engine = self.engine.again(config) if self.engines else self.engine
+        engine = self.engine.reloaded(config) if self.engines else self.engine
         engine.config, engine.notify, engine.timeline = config, notify, timeline or OFF
         self.engines.append(engine)
         return engine
 
-    def _tell(self, notify: Callable[[Event], None]) -> None:
-        for progress in self.told:
-            notify(progress)
+    def _report(self, notify: Callable[[Event], None]) -> None:
+        for event in self.progress:
+            notify(event)
             if self._delay:
-                time.sleep(self._delay / len(self.told))
+                time.sleep(self._delay / len(self.progress))
         self.gate.wait(PATIENCE)
 
     def as_module(self) -> ModuleType:
@@ -620,5 +620,5 @@ class ScriptedLoad:
 
 
 def load_progress(steps: int) -> list[LoadProgress]:
-    """Progress of a load in so many steps of a gigabyte."""
+    """Progress of a load in this many steps of a gigabyte."""
     return [LoadProgress("reading the model", step * 10**9, steps * 10**9) for step in range(1, steps + 1)]

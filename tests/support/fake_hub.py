@@ -1,4 +1,4 @@
-"""A small hub on the loopback: what huggingface_hub asks for, and no more."""
+"""A small Hugging Face Hub on the loopback address, limited to what huggingface_hub requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Repositories by id, each a dict of file contents; and what was asked, and what goes wrong.
+    """Repositories by id, each a dict of file contents; a record of requests; and faults to simulate.
 
-    gated: ids that need permission. cut: file names whose first answer breaks off halfway (once); dead: file
-    names that always break off; stalled: file names whose answer stops halfway, until the client leaves. log:
-    (method, path, Range header) of every request.
+    gated: ids that need permission. cut: file names whose first response breaks off halfway (once). dead:
+        file names that always break off. stalled: file names whose response stops halfway, until the client
+        disconnects. log: (method, path, Range header) of every request.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class FakeHub:
         self.url = ""
 
     def begin(self, repositories: dict[str, dict[str, bytes]]) -> None:
-        """Hold these repositories alone, and nothing goes wrong."""
+        """Serve only these repositories, and clear all faults."""
         self.repositories = repositories
         for record in (self.gated, self.cut, self.dead, self.stalled, self.log):
             record.clear()
 
     def downloads(self) -> list[str]:
-        """Names of the files whose contents were asked for."""
+        """Names of the files whose contents were requested."""
         asked = [path for method, path, _ in self.log if method == "GET" and "/resolve/" in path]
         return [path.rpartition("/")[2] for path in asked]
 
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if name in self.standin.stalled:
             self.wfile.write(data[start : start + (len(data) - start) // 2])
-            self.connection.recv(1)  # until the client leaves
+            self.connection.recv(1)  # until the client disconnects
             self.close_connection = True
             return None
         if name in self.standin.cut | self.standin.dead:

@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture that is read from GGUF files."""
+"""Tiny random models of every architecture that offspec reads from GGUF files."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size":
 _LOCAL: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4, "head_dim": 16}
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5, "tie_word_embeddings": True}
 _CAPPED = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}
-# By llama.cpp's name: transformers' model type, and what the configuration adds.
+# By llama.cpp's name: transformers' model type, and additions to the configuration.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 16}),
     "mistral3": ("ministral3", {"head_dim": 16, "rope_parameters": _MINISTRAL}),
@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
-    """A random model in float32 whose weights are exact in bfloat16."""
+    """A random float32 model whose weights are exact in bfloat16."""
     kind, extra = (FAMILIES | HYBRIDS)[family]
     torch.manual_seed(0)
     wanted = {**COMMON, **extra, **changes}

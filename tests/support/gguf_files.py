@@ -14,7 +14,7 @@ from offspec.core.events import Event
 from tests.support.gguf_hybrids import HYBRIDS, hybrid_keys, hybrid_tensors
 from tests.support.versions import has_transformers
 
-# transformers before 5.18 has tokenizers for some architectures alone; those of Gemma need scores of tokens.
+# transformers before 5.18 has tokenizers for some architectures only; those of Gemma need token scores.
 _OF_5_17 = {"llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen35"}
 _OF_5_17 |= {"phi3", "starcoder2", "mamba"}
 
@@ -31,12 +31,12 @@ class UnpackEnvironment(NamedTuple):
         return open_checkpoint(str(self.file), unpack=unpack, notify=self.events.append, cache_dir=self.cache)
 
     def cached_names(self) -> list[str]:
-        """Names in the cache, in all of its rooms."""
+        """Names in all folders of the cache."""
         return sorted(file.name for file in self.cache.glob("*/*"))
 
 
 PARTS = 3  # files that a model is split into
-# Where the blocks of types that the gguf package cannot write have their float16 scales, in bytes.
+# Byte offset of the float16 scales in blocks of types that the gguf package cannot write.
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,), "IQ2_XXS": (0,)}
 # Matrices that are never quantized.
@@ -54,10 +54,13 @@ def write_gguf(
     tensors: dict[str, np.ndarray] | None = None,
     without: tuple[str, ...] = (),
 ) -> None:
-    """Write `model`: matrices as `kind`, vectors in float32. Types in SCALES get blocks at random.
+    """Write `model`: matrices as `kind`, vectors in float32. Types in SCALES get random blocks.
 
-    `mixed`: other types for matrices whose names have these words in them. `keys` and `tensors` are added; a
-    key whose value is None is left out, and so are tensors in `without`.
+    Args:
+        mixed: Other types for matrices whose names contain these words.
+        keys: Keys to add; a key whose value is None is left out.
+        tensors: Tensors to add.
+        without: Tensors to leave out.
 
     Skips the test if transformers is too old for the tokenizer of this family.
     """
@@ -94,7 +97,7 @@ def write_gguf(
 def split_gguf(
     whole: Path, folder: Path, *, first_empty: bool = False, stated: int | None = None
 ) -> list[Path]:
-    """Write a model's tensors into PARTS files: all keys in the first, the numbers of the parts in each."""
+    """Write a model's tensors into PARTS files: all keys in the first, the part numbers in each."""
     reader = gguf.GGUFReader(whole)
     groups = PARTS - first_empty
     folder.mkdir(exist_ok=True)
@@ -125,7 +128,7 @@ def split_gguf(
 
 
 def random_blocks(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Blocks [rows, bytes] of a type for a matrix of this shape, whose values are at random and small."""
+    """Return random blocks [rows, bytes] of a type, with small values, for a matrix of this shape."""
     random = np.random.default_rng(data.size)
     size, nbytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (data.size // size, nbytes), dtype=np.uint8)
@@ -140,7 +143,7 @@ def _hybrid_keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
     return {f"{family}.{key}": value for key, value in keys.items()}
 
 
-# Attributes of configurations, by the keys that they are written as.
+# Attributes of configurations, by the keys written for them.
 _ATTRIBUTES = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -191,9 +194,9 @@ def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
 
 
 def _vocabulary(size: int) -> dict[str, Any]:
-    """Bytes spelled as GPT-2 spells them, after three control tokens; two merges.
+    """Bytes spelled as in GPT-2, after three control tokens; two merges.
 
-    transformers before 5.18 reads a list of one as what is in it.
+    transformers before 5.18 reads a list of one as its only item.
     """
     plain = [chr(code) for code in range(33, 33 + size - 5)]
     return {
@@ -242,7 +245,7 @@ def _tensors(model: PreTrainedModel, family: str) -> dict[str, np.ndarray]:
 
 
 def _of_gpt_oss(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
-    """Its experts' matrices are turned, and columns of gate and up alternate."""
+    """Transpose the expert matrices and interleave columns of gate and up, as gpt-oss stores them."""
     part = name.rpartition(".")[2]
     kind = "bias" if part.endswith("_bias") else "weight"
     data = data if kind == "bias" else data.swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Architectures whose layers carry a state, as llama.cpp's converter writes them: names, keys and layouts."""
+"""Recurrent and hybrid architectures as llama.cpp's converter writes them: names, keys and layouts."""
 
 import re
 from typing import Any
@@ -45,7 +45,7 @@ _NEMOTRON: dict[str, Any] = {
 }
 _NEMOTRON |= {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
 _SMALL: dict[str, Any] = {"num_attention_heads": None, "num_key_value_heads": None, "intermediate_size": None}
-# By llama.cpp's name and what sets it apart: transformers' model type, and what the configuration adds.
+# By llama.cpp's name and variant: transformers' model type, and additions to the configuration.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1": ("falcon_h1", _FALCON),
     "falcon-h1 normed": ("falcon_h1", _FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
@@ -64,7 +64,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def hybrid_keys(model: PreTrainedModel, arch: str) -> dict[str, Any]:
-    """The keys of the metadata, below the architecture's name."""
+    """Metadata keys below the architecture's name."""
     config: Any = model.config
     layers = len(model.base_model.layers)
     keys: dict[str, Any] = {
@@ -100,7 +100,7 @@ def hybrid_keys(model: PreTrainedModel, arch: str) -> dict[str, Any]:
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
 
 
-# Attributes of kernel, state, groups and ranks, and those whose product is the inner size.
+# Attributes for kernel, state, groups and ranks, and those whose product is the inner size.
 _STATES = {
     "falcon-h1": ("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_d_head"),
     "mamba": ("conv_kernel", "state_size", "", "time_step_rank", ""),
@@ -159,7 +159,7 @@ def _of_family(config: Any, arch: str) -> dict[str, Any]:
 
 
 def hybrid_tensors(model: PreTrainedModel, arch: str) -> Tensors:
-    """The tensors by the file's names, as the converter lays them out."""
+    """Tensors under the names in the file, in the converter's layout."""
     config: Any = model.config
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     known = gguf.get_tensor_name_map(number, len(model.base_model.layers))
@@ -178,7 +178,7 @@ def hybrid_tensors(model: PreTrainedModel, arch: str) -> Tensors:
 
 
 def _of_several(name: str, data: np.ndarray, config: Any, arch: str) -> list[tuple[str, np.ndarray]]:
-    """The tensors that one of the model's is written as, by their names or by the model's own."""
+    """Tensors of the file for one tensor of the model, by their names or by the model's."""
     layer = (re.findall(r"layers\.(\d+)", name) or [""])[0]
 
     def place(part: str) -> str:
@@ -231,7 +231,7 @@ def _laid_out(name: str, data: np.ndarray, config: Any, arch: str) -> np.ndarray
 
 
 def _tiled(name: str, data: np.ndarray, config: Any) -> np.ndarray:
-    """Heads of values one of each head of keys after the other, and not all of one head together."""
+    """Order value heads by key head: the first of each key head, then the second of each, and so on."""
     keys, size = config.linear_num_key_heads, config.linear_value_head_dim
 
     def turned(part: np.ndarray, size: int) -> np.ndarray:
@@ -251,9 +251,9 @@ def _tiled(name: str, data: np.ndarray, config: Any) -> np.ndarray:
 
 
 def module_tensors(layers: int, one: PreTrainedModel, arch: str) -> tuple[Tensors, Tensors]:
-    """A multi-token prediction module behind `layers` layers: as the file has it, and as safetensors do.
+    """Return an MTP module after `layers` layers: as in the GGUF file, and as in safetensors.
 
-    one: a model of one layer that looks back at all, and is the module's.
+    one: a model with a single full-attention layer, which becomes the module's layer.
     """
     size = one.config.hidden_size
     random = np.random.default_rng(5)
@@ -281,5 +281,5 @@ def module_tensors(layers: int, one: PreTrainedModel, arch: str) -> tuple[Tensor
 
 
 def with_mtp(arch: str) -> dict[str, Any]:
-    """The keys of a file of four layers and a module."""
+    """Keys of a file with four layers and a module."""
     return {f"{arch}.block_count": 5, f"{arch}.nextn_predict_layers": 1}

@@ -1,4 +1,4 @@
-"""What offspec makes of a GGUF file's values."""
+"""Values that offspec reads from a GGUF file."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from tests.support.quantized_files import tensor_of
 
 
 def values(weight: Weight) -> torch.Tensor:
-    """What a weight is in float32."""
+    """Dequantize a weight to float32."""
     if isinstance(weight, TensorInfo):
         return tensor_of(weight).float()
     out = torch.full((int(np.prod(weight.shape)),), torch.nan)
@@ -20,7 +20,7 @@ def values(weight: Weight) -> torch.Tensor:
 
 
 def load_float32(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The model in float32, of the weights that are streamed."""
+    """Load the model in float32 from the weights that are streamed."""
     config = AutoConfig.from_pretrained(checkpoint.folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     found = {name: values(weight) for name, weight in checkpoint.tensors.items()}

@@ -1,4 +1,4 @@
-"""Published heads, written as their authors lay them out, with random weights for the tiny target."""
+"""Heads in their published layouts, with random weights for the tiny target."""
 
 import json
 import math
@@ -22,7 +22,7 @@ HIDDEN = 32
 INNER = 24
 Tensors = dict[str, torch.Tensor]
 
-# Of FasterDecoding/medusa-vicuna-7b-v1.3, whose file has five heads and not two.
+# Like FasterDecoding/medusa-vicuna-7b-v1.3, except that its file has five heads and not two.
 MEDUSA_CONFIG = {
     "base_model_name_or_path": "lmsys/vicuna-7b-v1.3",
     "medusa_num_heads": 2,
@@ -60,7 +60,7 @@ def medusa_tensors(
     hidden: int = HIDDEN,
     rows: int = VOCABULARY,
 ) -> Tensors:
-    """In the names of the first version; own: with the output matrices, which the second does not have."""
+    """Tensors named as in the first version; own: with output matrices, which the second version omits."""
     torch.manual_seed(heads + layers)
     tensors: Tensors = {}
     for head in range(heads):
@@ -74,7 +74,7 @@ def medusa_tensors(
 
 
 def vllm_names(tensors: Tensors) -> Tensors:
-    """Medusa heads as vLLM's converters name them."""
+    """Medusa heads named as by vLLM's converters."""
     renamed: Tensors = {}
     for name, tensor in tensors.items():
         head, layer, rest = name.split(".", 2)
@@ -116,7 +116,7 @@ def mlp_tensors(
 def write_head(
     folder: Path, config: Mapping[str, Any] | None, tensors: Tensors, file: str = "model.safetensors"
 ) -> Path:
-    """A folder of config.json, where there is one, and one file of weights, pickled if its name says so."""
+    """Write a folder with config.json, if given, and one file of weights, pickled if its name says so."""
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
@@ -128,7 +128,7 @@ def write_head(
 
 
 def write_hollow(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Path:
-    """A head of float16 tensors of any size that takes no room: its file is a hole behind the header."""
+    """Write a head of float16 tensors of any size that takes no disk space: a sparse file after a header."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
@@ -147,7 +147,7 @@ def open_for_tiny(path: Path) -> OpenedHead | None:
 
 
 def opening_fails(path: Path) -> OffspecError:
-    """The error, which is one line and names the path."""
+    """Return the error message, which must be one line that names the path."""
     with pytest.raises(OffspecError) as caught:
         open_for_tiny(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)

@@ -1,11 +1,11 @@
-"""Triton's interpreter, which looks through all of its language whenever a kernel calls a function."""
+"""Triton's interpreter scans its whole language whenever a kernel calls a function; this limits it."""
 
 from types import ModuleType
 from typing import Any
 
 
 def patch_once() -> None:
-    """Let a launch replace the names of a module at the first call that asks for it, not again at each."""
+    """Let a launch replace a module's names at the first call that needs them, not at each call."""
     from triton.runtime import interpreter
 
     patch_lang, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
@@ -25,7 +25,7 @@ def patch_once() -> None:
         return patch_lang(function)
 
     def launch_afresh(self: Any, *arguments: Any, **options: Any) -> None:
-        done.clear()  # what a launch has replaced, it restores
+        done.clear()  # a launch restores what it replaced
         try:
             launch(self, *arguments, **options)
         finally:

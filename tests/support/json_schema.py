@@ -1,4 +1,4 @@
-"""A plain reading of JSON Schema, as far as the schemas beside this file go, to check answers with."""
+"""A simple JSON Schema validator for the schemas in `schemas.jsonl`, to check answers with."""
 
 import json
 import re
@@ -26,22 +26,22 @@ _FORMATS = {
     "time": r"\d\d:\d\d:\d\d.*",
     "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
 }
-_SAYS_NOTHING = {"title", "description", "default", "$schema", "$defs", "definitions"}
+_ANNOTATIONS = {"title", "description", "default", "$schema", "$defs", "definitions"}
 
 
 def is_valid(value: Any, schema: Any, root: Any = None) -> bool:
-    """Whether a JSON value is valid. Raises KeyError for a keyword that is not known here."""
+    """Return whether a JSON value is valid. Raises KeyError for an unsupported keyword."""
     if isinstance(schema, bool):
         return schema
     root = schema if root is None else root
     return all(
         _KEYWORDS[key](value, argument, schema, root)
         for key, argument in schema.items()
-        if key not in _SAYS_NOTHING
+        if key not in _ANNOTATIONS
     )
 
 
-def _same(left: Any, right: Any) -> bool:
+def _is_equal(left: Any, right: Any) -> bool:
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
@@ -52,7 +52,7 @@ def _resolved(pointer: str, root: Any) -> Any:
 
 
 def _properties(value: Any, schema: Any, root: Any) -> bool:
-    """properties, patternProperties and additionalProperties together."""
+    """Check properties, patternProperties and additionalProperties together."""
     if not isinstance(value, dict):
         return True
     for name, item in value.items():
@@ -85,11 +85,11 @@ def _text(holds: Callable[[str, str], Any]) -> Callable[..., bool]:
     return lambda value, argument, *_: not isinstance(value, str) or bool(holds(value, argument))
 
 
-def _least(size: int, bound: int) -> bool:
+def _at_least(size: int, bound: int) -> bool:
     return size >= bound
 
 
-def _most(size: int, bound: int) -> bool:
+def _at_most(size: int, bound: int) -> bool:
     return size <= bound
 
 
@@ -97,8 +97,8 @@ _KEYWORDS: dict[str, Callable[..., bool]] = {
     "type": lambda value, kinds, *_: any(
         _KINDS[kind](value) for kind in (kinds if isinstance(kinds, list) else [kinds])
     ),
-    "enum": lambda value, values, *_: any(_same(value, one) for one in values),
-    "const": lambda value, one, *_: _same(value, one),
+    "enum": lambda value, values, *_: any(_is_equal(value, one) for one in values),
+    "const": lambda value, one, *_: _is_equal(value, one),
     "anyOf": lambda value, schemas, _, root: any(is_valid(value, one, root) for one in schemas),
     "oneOf": lambda value, schemas, _, root: sum(is_valid(value, one, root) for one in schemas) == 1,
     "allOf": lambda value, schemas, _, root: all(is_valid(value, one, root) for one in schemas),
@@ -108,12 +108,12 @@ _KEYWORDS: dict[str, Callable[..., bool]] = {
     "exclusiveMinimum": _number(lambda value, bound: value > bound),
     "exclusiveMaximum": _number(lambda value, bound: value < bound),
     "multipleOf": _number(lambda value, step: Fraction(str(value)) % Fraction(str(step)) == 0),
-    "minLength": _length(str, _least),
-    "maxLength": _length(str, _most),
-    "minItems": _length(list, _least),
-    "maxItems": _length(list, _most),
-    "minProperties": _length(dict, _least),
-    "maxProperties": _length(dict, _most),
+    "minLength": _length(str, _at_least),
+    "maxLength": _length(str, _at_most),
+    "minItems": _length(list, _at_least),
+    "maxItems": _length(list, _at_most),
+    "minProperties": _length(dict, _at_least),
+    "maxProperties": _length(dict, _at_most),
     "pattern": _text(lambda value, pattern: re.search(pattern, value)),
     "format": _text(lambda value, name: re.fullmatch(_FORMATS[name], value)),
     "required": lambda value, names, *_: not isinstance(value, dict) or set(names) <= value.keys(),

@@ -1,4 +1,4 @@
-"""Where Triton kernels run: in Python on the CPU, or compiled on a GPU, and which tensors go there."""
+"""Where Triton kernels run: in Python on the CPU, or compiled on a GPU; and the device of test tensors."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def kernels_compile() -> bool:
 
 
 def kernel_device() -> str:
-    """Device type of the tensors that kernels get."""
+    """Device type of tensors for kernels."""
     return "cuda" if kernels_compile() else "cpu"
 
 
@@ -25,12 +25,12 @@ def device_of(path: Backend) -> torch.device:
 
 
 def examples(interpreted: int, compiled: int) -> int:
-    """Return how many examples Hypothesis draws: for a GPU, each may have to compile a kernel first."""
+    """Return the number of Hypothesis examples: fewer on a GPU, where each may compile a kernel first."""
     return compiled if kernels_compile() else interpreted
 
 
 def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor on a device with its strides, and with the memory around it: `to` closes gaps."""
+    """Copy a tensor to a device with its strides and the memory around it; `to` would close gaps."""
     if tensor.device == torch.device(device):
         return tensor
     whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())

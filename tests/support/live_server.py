@@ -1,4 +1,4 @@
-"""A real server on a port of this machine, in a thread of the test's own process.
+"""A real server on a local port, in a thread of the test's own process.
 
 with LiveServer(ScriptedEngine()) as server:
     server.client().chat.completions.create(...)
@@ -25,21 +25,21 @@ NAME = "tiny"
 
 
 class LiveServer:
-    """Serves while the block runs, which begins when the model is loaded.
+    """A server that runs during the block, which begins when the model is loaded.
 
-    url: where it listens. server, service: what runs.
+    url: its address. server, service: the running objects.
 
     Args:
-        served: An engine, or what loads one.
-        ready: False: the block begins while the model is loading.
-        settings: Fields of `Settings` beside the address.
+        served: An engine, or a function that loads one.
+        ready: False to begin the block while the model is loading.
+        settings: Fields of `Settings` in addition to the address.
     """
 
     def __init__(
         self, served: Engine | ScriptedEngine | Callable[..., Any], *, ready: bool = True, **settings: Any
     ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        # So that an answer of half a megabyte finds no room in the buffers between server and client.
+        # A response of half a megabyte must not fit into the buffers between server and client.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -63,38 +63,38 @@ class LiveServer:
         self.stop()
 
     def stop(self) -> None:
-        """As on a signal."""
+        """Stop the server as a signal does."""
         self.server.should_exit = True
         self.wait()
 
     def wait(self) -> None:
-        """Until the server has ended."""
+        """Wait until the server has ended."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), f"the server does not end: {self._seen()}"
         assert self.service.join(PATIENCE), f"the engine's thread does not end: {self._seen()}"
         self._listener.close()
 
     def client(self, **more: Any) -> openai.OpenAI:
-        """OpenAI's own client of it."""
+        """OpenAI's own client, connected to this server."""
         given = {"api_key": self._key or "none", "max_retries": 0, "timeout": PATIENCE, **more}
         return openai.OpenAI(base_url=f"{self.url}/v1", **given)
 
     def anthropic(self, **more: Any) -> anthropic.Anthropic:
-        """Anthropic's own client of it."""
+        """Anthropic's own client, connected to this server."""
         given = {"api_key": self._key or "none", "max_retries": 0, "timeout": PATIENCE, **more}
         return anthropic.Anthropic(base_url=self.url, **given)
 
     def http(self) -> httpx2.Client:
-        """A plain client of it, which sends the key."""
+        """A plain HTTP client that sends the key."""
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
 
     def wait_until_idle(self) -> None:
-        """Until the engine's thread has nothing to do."""
+        """Wait until the engine's thread is idle."""
         self._until(lambda: not self.service.in_flight, "the engine is not idle")
 
     def _until(self, condition: Callable[[], bool], trouble: str) -> None:
-        """Wait for what the server's threads do; fail where it does not come, or the server has ended."""
+        """Wait for the server's threads; fail if the condition does not come, or the server has ended."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, f"{trouble}: {self._seen()}"

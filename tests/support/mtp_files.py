@@ -1,4 +1,4 @@
-"""Targets with an MTP module in their checkpoint, in each published layout, and what such a module says."""
+"""Targets with an MTP module in their checkpoint, in each published layout, and the module's logits."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,9 +47,9 @@ HYBRID_EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
 }
-# Their norms are stored as what is to be added to one.
+# Families that store norm weights minus one.
 CENTRED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-# Token norm, state norm, join and last norm, then what names of the layer begin with.
+# Names of token norm, state norm, join and last norm, then the prefix of the layer's names.
 NAMES = {
     "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm", ""),
     "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", ""),
@@ -70,7 +70,7 @@ CASES = [
 
 
 def write_with_mtp(folder: Path, layout: str, family: str, overrides: Mapping[str, Any]) -> Path:
-    """A target with a module in its checkpoint, and in the folder `layer` a model of the module's layer."""
+    """Write a target with an MTP module, and a model of the module's layer in the folder `layer`."""
     write_model(folder, family, **overrides)
     alone: dict[str, Any] = {"num_hidden_layers": 1}
     if "first_k_dense_replace" in overrides:
@@ -90,7 +90,7 @@ def write_with_mtp(folder: Path, layout: str, family: str, overrides: Mapping[st
     tensors[f"{prefix}{state_norm}.weight"] = 1 + 0.2 * torch.randn(size)
     tensors[f"{prefix}{join}.weight"] = 0.5 * torch.randn(size, 2 * size)
     tensors[f"{prefix}{last_norm}.weight"] = 1 + 0.2 * torch.randn(size)
-    if layout == "deepseek":  # copies of the target's own, which are not needed twice
+    if layout == "deepseek":  # redundant copies of the target's own
         tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors[f"{prefix}shared_head.head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -98,7 +98,7 @@ def write_with_mtp(folder: Path, layout: str, family: str, overrides: Mapping[st
 
 
 class ReferenceMtp:
-    """The module's published formulas around transformers' own layer, all positions at once."""
+    """The module's published formulas around transformers' own layer, for all positions at once."""
 
     def __init__(self, folder: Path, layout: str) -> None:
         self.target: Any = AutoModelForCausalLM.from_pretrained(
@@ -117,7 +117,7 @@ class ReferenceMtp:
         self._states_first = layout == "mimo"
 
     def features(self, ids: Sequence[int]) -> torch.Tensor:
-        """The target's final states [n, H], behind its last norm."""
+        """The target's final states [n, H], after its last norm."""
         states: torch.Tensor = self.target.model(torch.tensor([list(ids)])).last_hidden_state[0]
         return states
 

@@ -1,4 +1,4 @@
-"""gpt-oss with its experts in MXFP4, as it is published, and the same values stored whole."""
+"""gpt-oss with MXFP4 experts, as published, and the same values stored unquantized."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.support import packers
 from tests.support.tiny_models import write_model
 
-# As the config.json of openai/gpt-oss-20b has it.
+# As in the config.json of openai/gpt-oss-20b.
 SETTINGS = {
     "modules_to_not_convert": [
         "model.layers.*.self_attn",
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def write_both(folder: Path) -> tuple[Path, Path]:
-    """One of the values that random codes stand for, and a model with these codes."""
+    """Write a model of the values of random codes, and a model with the codes themselves."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     dense = write_model(folder / "dense", "gpt_oss", tie_word_embeddings=False, **sizes)

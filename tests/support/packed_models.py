@@ -1,4 +1,4 @@
-"""Checkpoints whose layers are packed, made of small ones that are not."""
+"""Checkpoints with packed layers, made from small unquantized ones."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec_kernels.dequant import Format, dequantize
 from offspec_kernels.dequant.grouped import Grouped, pack_codes
 
-Rounded = tuple[Format, dict[str, torch.Tensor]]
+Quantized = tuple[Format, dict[str, torch.Tensor]]
 
 
-def to_grouped(bits: int) -> Callable[[torch.Tensor], Rounded]:
-    """Rounds a matrix to even steps between the least and the largest of each group."""
+def to_grouped(bits: int) -> Callable[[torch.Tensor], Quantized]:
+    """Return a function that rounds a matrix to even steps between the minimum and maximum of each group."""
 
-    def rounded(weight: torch.Tensor) -> Rounded:
+    def quantize(weight: torch.Tensor) -> Quantized:
         groups = weight.float().view(-1, 64)
         low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
         step, offset = ((high - low) / (2**bits - 1)).half(), low.half()
@@ -29,17 +29,17 @@ def to_grouped(bits: int) -> Callable[[torch.Tensor], Rounded]:
         parts = {"codes": packed, "step": step, "offset": offset}
         return Grouped(bits), {name: part.reshape(len(weight), -1) for name, part in parts.items()}
 
-    return rounded
+    return quantize
 
 
 def packed_checkpoint(
-    source: Path, folder: Path, round_to: Callable[[torch.Tensor], Rounded], everything: bool = False
+    source: Path, folder: Path, round_to: Callable[[torch.Tensor], Quantized], everything: bool = False
 ) -> tuple[Checkpoint, Path]:
-    """A copy of a model whose matrices are packed, and a folder of what they unpack to, in float32.
+    """Write a copy of a model with packed matrices, and a folder of their dequantized values in float32.
 
-    everything: the embedding and the head too, not only the layers.
+    everything: pack the embedding and the head too, not only the layers.
     """
-    stored, dense, formats = dict[str, torch.Tensor](), dict[str, torch.Tensor](), dict[str, Rounded]()
+    stored, dense, formats = dict[str, torch.Tensor](), dict[str, torch.Tensor](), dict[str, Quantized]()
     for name, tensor in load_file(source / "model.safetensors").items():
         if tensor.dim() == 2 and tensor.shape[1] % 64 == 0 and (everything or ".layers." in name):
             formats[name] = round_to(tensor)
@@ -66,7 +66,7 @@ def _weight(
     name: str,
     found: Mapping[str, TensorInfo],
     dense: Mapping[str, torch.Tensor],
-    formats: Mapping[str, Rounded],
+    formats: Mapping[str, Quantized],
 ) -> Weight:
     if name not in formats:
         return found[name]

@@ -1,7 +1,7 @@
-"""Quantized checkpoints as others publish them, with the values that they stand for.
+"""Quantized checkpoints as others publish them, with the values of their weights.
 
-Codes, scales and zero points are drawn at random, the values follow from the definition of each method, and
-only then is anything packed: no unpacking is involved. compressed-tensors is packed by its own library.
+Codes, scales and zero points are random, the values follow from the definition of each method, and packing
+comes last: nothing is unpacked here. compressed-tensors is packed by its own library.
 """
 
 import json
@@ -13,18 +13,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in which half byte, the lowest first
+_AWQ_ORDER = (
+    0,
+    2,
+    4,
+    6,
+    1,
+    3,
+    5,
+    7,
+)  # position of each of eight outputs in a word, the lowest half byte first
 
 
 class PackedWeight(NamedTuple):
-    """tensors: by what comes behind the module's name and a dot; values: the weight, float32 [out, in]."""
+    """tensors: by name, without the module's name and dot; values: the weight, float32 [out, in]."""
 
     tensors: dict[str, Tensor]
     values: Tensor
 
 
 class RandomCodes(NamedTuple):
-    """codes [in, out], zeros and scales [groups, out], group_of [in]: that of each input."""
+    """codes [in, out]; zeros and scales [groups, out]; group_of [in]: the group of each input."""
 
     codes: Tensor
     zeros: Tensor
@@ -32,7 +41,7 @@ class RandomCodes(NamedTuple):
     group_of: Tensor
 
     def values(self) -> Tensor:
-        """In the arithmetic of the scales' dtype, float32 [out, in]."""
+        """Compute in the scales' dtype; float32 [out, in]."""
         dtype = self.scales.dtype
         steps = (self.codes - self.zeros[self.group_of]).to(dtype)
         return (steps * self.scales[self.group_of]).float().T.contiguous()
@@ -88,7 +97,7 @@ def gptq(
 
 
 def _pack_columns(codes: Tensor, bits: int) -> Tensor:
-    """[rows, columns] to int32 [rows, columns · bits / 32]: one stream of bits, the lowest first."""
+    """Pack [rows, columns] to int32 [rows, columns · bits / 32]: one stream of bits, the lowest first."""
     stream = (codes[:, :, None] >> torch.arange(bits)) & 1
     words = stream.reshape(len(codes), -1, 32) << torch.arange(32)
     return words.sum(-1).to(torch.int32)  # the highest bit becomes the sign
@@ -108,7 +117,7 @@ def fp8(
 
 
 def mxfp4(shape: tuple[int, int, int]) -> PackedWeight:
-    """tensors: blocks and scales; values [experts, columns, rows], as gpt-oss has them."""
+    """tensors: blocks and scales; values [experts, columns, rows], as in gpt-oss."""
     experts, columns, rows = shape
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.randint(0, 16, (experts, rows, columns // 32, 32))
@@ -120,7 +129,7 @@ def mxfp4(shape: tuple[int, int, int]) -> PackedWeight:
 
 
 def nvfp4(shape: tuple[int, int], divided: bool = False) -> PackedWeight:
-    """As Model Optimizer has it; divided: as compressed-tensors does, with values in bfloat16."""
+    """Pack as Model Optimizer does; divided: as compressed-tensors does, with values in bfloat16."""
     rows, columns = shape
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.randint(0, 16, (rows, columns // 16, 16))
@@ -137,7 +146,7 @@ def nvfp4(shape: tuple[int, int], divided: bool = False) -> PackedWeight:
 
 
 def compressed(shape: tuple[int, int], format: str, dtype: torch.dtype, **weights: Any) -> PackedWeight:
-    """By compressed-tensors' own compressor. weights: its QuantizationArgs."""
+    """Pack with compressed-tensors' own compressor. weights: its QuantizationArgs."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
@@ -167,7 +176,7 @@ def _extremes(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
 
 
 def write(folder: Path, settings: Mapping[str, Any], modules: Mapping[str, PackedWeight]) -> Path:
-    """A checkpoint of nothing but these modules."""
+    """Write a checkpoint of only these modules."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{name}.{part}": tensor for name, module in modules.items() for part, tensor in module[0].items()
@@ -184,10 +193,10 @@ def requantize(
     pack: Callable[[tuple[int, int]], PackedWeight],
     which: str = ".layers.",
 ) -> None:
-    """Write a model anew with packed weights, and change the dense one to the same values.
+    """Write a model with packed weights, and replace the values of the dense model to match.
 
-    dense: a model's folder, whose matrices with `which` in their names are replaced; packed: where the same
-    is written, packed.
+    dense: folder of a model; matrices with `which` in their names are replaced. packed: folder for the packed
+    copy.
     """
     values, packed_tensors = load_file(dense / "model.safetensors"), dict[str, Tensor]()
     for name, tensor in values.items():
@@ -208,7 +217,7 @@ def save_both(
     values: Mapping[str, Tensor],
     stored: Mapping[str, Tensor],
 ) -> None:
-    """Write the packed model beside a dense one, which gets the same values.
+    """Write the packed model, and give the dense model the same values.
 
     Args:
         dense: Folder of a model, whose weights are replaced.

@@ -1,4 +1,4 @@
-"""Products of settings by pairs: each two values of two settings meet in some row, in few rows."""
+"""Pairwise products of settings: any two values of two settings occur together in some row, in few rows."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def all_pairs(*settings: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return rows of a product in which any two values of different settings stand together at least once.
+    """Return rows of a product in which any two values of different settings occur together at least once.
 
-    The rows are chosen greedily, so they are the same each time; some 1.5 times as many as the product of the
-    two longest settings.
+    The rows are chosen greedily, so they are the same each time; about 1.5 times as many as the product of
+    the two longest settings.
     """
     rows = [*product(*(range(len(values)) for values in settings))]
     missing = {pair for row in rows for pair in _pairs(row)}

@@ -1,7 +1,7 @@
-"""A small check of English: `python -m tests.support.plain_english [FILE...]` lists passages to rewrite.
+"""Check of English: `python -m tests.support.plain_english [FILE...]` lists passages to rewrite.
 
-It finds a few common faults in docstrings, comments and strings of the program and in the docs.
-It helps writers; it does not judge style. Passages that are right as they are stand in plain_english.toml.
+It finds common faults in docstrings, comments and strings of the program and in the docs. It helps writers;
+it does not judge style. Exceptions for passages that are right as they are belong in plain_english.toml.
 """
 
 import ast
@@ -43,7 +43,7 @@ class Passage(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A passage to rewrite, and why."""
+    """A passage to rewrite, and the reason."""
 
     passage: Passage
     rule: str
@@ -55,7 +55,7 @@ class Finding(NamedTuple):
 
 
 def check(passages: Iterable[Passage]) -> Iterator[Finding]:
-    """Passages with one of the habits."""
+    """Yield a finding for each rule that a passage breaks."""
     for passage in passages:
         plain = re.sub(r"`[^`]*`", "`…`", passage.text)
         if passage.kind == "docstring" and (found := _OPENING.match(plain)):
@@ -86,7 +86,7 @@ def code_passages(file: Path) -> Iterator[Passage]:
 
 
 def page_passages(file: Path) -> Iterator[Passage]:
-    """Sentences of a page in Markdown, and cells of its tables, without its code."""
+    """Sentences of a page in Markdown, and cells of its tables, without code."""
     fenced = False
     block, first = list[str](), 1
     for number, line in enumerate([*file.read_text(encoding="utf-8").splitlines(), ""], 1):
@@ -122,7 +122,7 @@ def _files() -> Iterator[Path]:
 
 
 def _paragraphs(name: str, docstring: ast.Constant) -> Iterator[Passage]:
-    """The docstring's paragraphs, and each parameter under `Args:`; the first may not open as a fragment."""
+    """Paragraphs of the docstring, and each parameter under `Args:`; the first may not open as a fragment."""
     line, kind = docstring.lineno, "docstring"
     for part in re.split(r"(\n\s*\n|\n(?= *\w+: ))", str(docstring.value)):
         if text := " ".join(part.split()):
@@ -143,7 +143,7 @@ def _name(file: Path) -> str:
 
 
 def findings(files: Iterable[Path] = ()) -> list[Finding]:
-    """What is to be rewritten, without the exceptions."""
+    """Findings in these files, without the exceptions."""
     allowed = exceptions()
     return [
         finding

@@ -1,7 +1,7 @@
-"""A stage for plans: a cache of its own, and measurements that are scripted.
+"""An environment for plans: a cache of its own, and scripted measurements.
 
-What passes take is made up, so that a draft is worth its while on any machine: weights come slowly, and
-computing costs next to nothing.
+The measurements make a draft worthwhile on any machine: transferring weights is slow, and computing costs
+next to nothing.
 """
 
 import json
@@ -62,13 +62,13 @@ class PlanEnvironment:
         return offspec.load(str(model or self.target), **(given | settings))
 
     def plan(self, **settings: Any) -> Plan:
-        """What a load follows."""
+        """Return the plan of a load."""
         with self.load(**settings) as engine:
             assert engine.plan is not None
             return engine.plan
 
-    def remade(self, reason: str, **settings: Any) -> Plan:
-        """What a load follows that makes its plan anew, and says so in one line."""
+    def expect_replan(self, reason: str, **settings: Any) -> Plan:
+        """Return the plan of a load that must plan again, and report the reason in one line."""
         before = self.measured
         plan = self.plan(**settings)
         assert self.measured == before + 1
@@ -76,8 +76,8 @@ class PlanEnvironment:
         assert "planning again: " in self.notices[0] and "\n" not in self.notices[0]
         return plan
 
-    def followed(self, **settings: Any) -> Plan:
-        """What a load follows that neither measures nor has anything to say."""
+    def expect_reuse(self, **settings: Any) -> Plan:
+        """Return the plan of a load that must reuse a plan: without measurements or notices."""
         before = self.measured
         plan = self.plan(**settings)
         assert (self.measured, self.notices) == (before, [])
@@ -91,7 +91,7 @@ class PlanEnvironment:
         return EngineConfig(str(self.target), **(given | settings))
 
     def learn(self, prompts: int = 4, **settings: Any) -> float:
-        """Answer until something is known of the draft; returns the temperature of its scores."""
+        """Answer until the draft's scores are calibrated; return their temperature."""
         with self.load(**settings) as engine:
             for first in range(prompts):
                 engine.generate([3 + first, *PROMPT], SamplingParams(max_tokens=40, ignore_eos=True))
@@ -99,18 +99,18 @@ class PlanEnvironment:
 
 
 def least_memory(folder: Path, **settings: Any) -> int:
-    """The least memory that a load of these settings takes."""
+    """Return the least memory that a load with these settings takes."""
     with pytest.raises(CapacityError) as caught:
         offspec.load(str(folder), **({"dtype": "float32", "context": 128, "memory": 1} | settings))
     return caught.value.needed
 
 
 def write_large(folder: Path) -> Path:
-    """A model with layers of 4 MB, 25 MB in all."""
+    """Write a model of 25 MB with layers of 4 MB."""
     return write_model(folder, num_hidden_layers=6, hidden_size=256, intermediate_size=1024)
 
 
-def saved(plan: Plan, file: Path, **changes: Any) -> str:
+def save_plan(plan: Plan, file: Path, **changes: Any) -> str:
     file.write_text(json.dumps(plan.to_json() | changes))
     return str(file)
 
@@ -125,7 +125,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, near
 
 
-def stage(models: tuple[Path, Path], cache: Path, patch: pytest.MonkeyPatch) -> PlanEnvironment:
+def scripted_planning(models: tuple[Path, Path], cache: Path, patch: pytest.MonkeyPatch) -> PlanEnvironment:
     patch.setenv("OFFSPEC_CACHE", str(cache))
     found = PlanEnvironment(models, cache)
     patch.setattr(prepare, "measure", found.measure)
@@ -135,11 +135,11 @@ def stage(models: tuple[Path, Path], cache: Path, patch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
-    return stage(pair, tmp_path / "cache", monkeypatch)
+def plan_env(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
+    return scripted_planning(pair, tmp_path / "cache", monkeypatch)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer prompts, in words that tiny models know."""
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer calibration prompts, in words of the tiny vocabulary."""
     monkeypatch.setattr(rehearsal, "CALIBRATION", ("w5 w9 w17 w33", "w64 w20", "w8", "w40 w41"))

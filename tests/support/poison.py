@@ -1,4 +1,4 @@
-"""Memory that shows who reads it before it was written."""
+"""Poisoned memory, which shows reads of uninitialized values."""
 
 import math
 from collections.abc import Callable, Iterator

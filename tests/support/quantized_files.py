@@ -1,4 +1,4 @@
-"""Questions that all tests of quantized checkpoints ask."""
+"""Checks shared by tests of quantized checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def tensor_of(info: TensorInfo) -> Tensor:
 
 
 def values_of(weight: Weight) -> Tensor:
-    """What a weight's bytes stand for: float32 where it is packed."""
+    """Dequantize a weight to float32, or read it if it is not packed."""
     if isinstance(weight, TensorInfo):
         return tensor_of(weight)
     assert isinstance(weight, PackedInfo)
@@ -34,7 +34,7 @@ def values_of(weight: Weight) -> Tensor:
 
 
 def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> Path:
-    """The folder, with what `make` makes of this tensor, or without it."""
+    """Replace a tensor of the folder by the result of `make`, or remove it if that is None."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     made = make(tensors.pop(name))
@@ -47,7 +47,7 @@ def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> 
 Damage = Callable[[Tensor], Tensor | None]
 DAMAGES: dict[str, Damage] = {
     "missing": lambda t: None,
-    "gone": lambda t: None,  # and that is not what the message says
+    "gone": lambda t: None,  # with an error other than MissingTensorError
     "half": lambda t: t[: len(t) // 2].clone(),
     "narrow": lambda t: t[:, :-1].contiguous(),
     "flat": lambda t: t.flatten(),
@@ -63,7 +63,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def damages(parts: dict[str, str]) -> list[Any]:
-    """Parameters of tests of damaged parts: part, damage and error, by parts and the names of DAMAGES."""
+    """Parameters of tests of damaged parts: part, damage and error, from parts and names of DAMAGES."""
     return [
         pytest.param(
             *(part, DAMAGES[name], MissingTensorError if name == "missing" else HeaderError),
@@ -75,7 +75,7 @@ def damages(parts: dict[str, str]) -> list[Any]:
 
 
 def refused(folder: Path, error: type[CheckpointError]) -> str:
-    """The one line with which a folder is refused."""
+    """Return the one-line message of the error for a folder."""
     with pytest.raises(error) as caught:
         open_checkpoint(str(folder))
     message = str(caught.value)
@@ -84,7 +84,7 @@ def refused(folder: Path, error: type[CheckpointError]) -> str:
 
 
 def check(folder: Path, modules: dict[str, PackedWeight]) -> None:
-    """All that is in the folder is these modules' weights, and their values are right."""
+    """Check that the folder holds exactly these modules' weights, with the right values."""
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.tensors.keys() == {f"{name}.weight" for name in modules}
     for name, module in modules.items():

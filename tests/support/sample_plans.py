@@ -1,4 +1,4 @@
-"""Plans to test with: a small target on a CPU, and a large one on a card with memory of its own."""
+"""Sample plans: a small target on a CPU, and a large one on a card with its own memory."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ CARD_COSTS = PassCosts(
 def forecast(
     costs: PassCosts, draft: float, rows: int, tokens: float, *, ttft_s: float, prompt_tokens: int
 ) -> Forecast:
-    """What the costs say of a draft's seconds, a pass's rows and the tokens it yields."""
+    """Forecast from the costs, for a draft's seconds, a pass's rows and its tokens."""
     seconds = float(costs.iteration(draft, rows))
     compute = float(costs.compute_seconds(rows))
     bound = costs.bound(draft, rows)
@@ -69,7 +69,7 @@ def forecast(
 
 
 def sweep(costs: PassCosts, tokens: dict[int, float], widths: tuple[int, ...]) -> tuple[Choice, ...]:
-    """Budgets with the tokens they yield, in four steps of each width."""
+    """Tree sizes with their expected tokens, in four steps of each width."""
     choices = []
     for budget, expected in tokens.items():
         for width in widths:
@@ -79,7 +79,7 @@ def sweep(costs: PassCosts, tokens: dict[int, float], widths: tuple[int, ...]) -
 
 
 def small() -> Plan:
-    """Some layers stay in RAM, the others come from disk; a substitute drafts."""
+    """Some layers stay in RAM, the others stream from disk; the draft is a self-draft."""
     tiers = (Tier.DISK, Tier.DISK, Tier.DEVICE, Tier.DISK, Tier.DISK) * 6
     return Plan(
         target="SmolLM2-135M widened x4",
@@ -164,7 +164,7 @@ def large() -> Plan:
 
 
 def several() -> Plan:
-    """Of eight sequences: twice as many would still be faster, and no more of them fit."""
+    """A plan for eight sequences: 16 would be faster, and are the most that fit."""
     found = {1: 7.4, 2: 12.9, 4: 21.6, 8: 33.0, 16: 45.0}
     rows = [
         Shared(count, 256, speed, 1.6 * speed, 1.6, 1.29 + 0.02 * count, 190_000_000 * count)

@@ -1,4 +1,4 @@
-"""Checkpoints of real models' sizes whose files hold nothing: they take no disk."""
+"""Checkpoints with the sizes of real models and sparse files, which take no disk space."""
 
 import json
 import math
@@ -39,7 +39,7 @@ _BYTES = {"BF16": 2, "F16": 2, "I32": 4}
 
 
 def write_sparse(folder: Path, name: str) -> Path:
-    """The checkpoint of one of SIZES, made once."""
+    """Write the checkpoint of one of SIZES, once."""
     place, config = folder / name, SIZES[name]
     if (place / "config.json").exists():
         return place
@@ -61,7 +61,7 @@ def write_sparse(folder: Path, name: str) -> Path:
 
 
 def _tensors(config: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
-    """(dtype, shape) by name."""
+    """Return (dtype, shape) by name."""
     hidden, inner, size = (config[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
     queries, keys = (size * config[f"num_{name}_heads"] for name in ("attention", "key_value"))
     wide = ("BF16", [config["vocab_size"], hidden])

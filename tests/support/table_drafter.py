@@ -1,4 +1,4 @@
-"""A drafter that reads its scores off a table, and a lookup that knows one text."""
+"""A drafter that reads its scores from a table, and a lookup that knows one text."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ VOCABULARY = 6
 
 
 class TableDrafter(Drafter):
-    """Logits by the last token alone [V, V], and a record of what was asked."""
+    """Logits [V, V] that depend on the last token only, and a record of calls."""
 
     name = "table"
 
@@ -54,12 +54,12 @@ def random_table(seed: int, spread: float = 2.0, size: int = VOCABULARY) -> torc
 
 
 def greedy_scorer(size: int = VOCABULARY, calibration: Calibration | None = None) -> Scorer:
-    """Of a request at temperature 0 without rules."""
+    """Scorer of a request at temperature 0 without rules."""
     return Scorer(LogitsProcessor(SamplingParams(), size, []), None, calibration or Calibration())
 
 
 class ChainLookup:
-    """Knows one continuation, each token of which it is as sure of; records what it was asked and taught."""
+    """Lookup with one continuation, whose tokens all have the same probability; records its calls."""
 
     name = "chain"
 

@@ -1,4 +1,4 @@
-"""Memory that an object holds in tensors."""
+"""Memory of an object's tensors."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,8 +9,8 @@ from offspec.model.unpacking import Scratch
 
 
 def tensor_bytes(owner: object) -> int:
-    """Bytes of the tensors that an object holds, directly, in a list or by name, but for shared scratch."""
-    if isinstance(owner, torch.Tensor):  # those in layouts of oneDNN have no nbytes
+    """Bytes of the tensors that an object holds, directly, in a list or by name, without shared workspace."""
+    if isinstance(owner, torch.Tensor):  # tensors in layouts of oneDNN have no nbytes
         return owner.numel() * owner.dtype.itemsize
     if isinstance(owner, QuantizedMatrix):
         owner = owner.parts

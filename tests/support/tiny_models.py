@@ -1,4 +1,4 @@
-"""Tiny random models of many families, written to disk as real checkpoints, and engines over them."""
+"""Tiny random models of many families, saved as real checkpoints, and engines over them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,9 +39,11 @@ _COMMON: dict[str, Any] = {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_UNTIED = {"tie_word_embeddings": False}  # tied and random, these families only repeat their last token
+_UNTIED = {
+    "tie_word_embeddings": False
+}  # with random tied embeddings, these families only repeat their last token
 
-# What each family's configuration needs beside or instead of the common part.
+# Additions to the common configuration, and overrides of it, for each family.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
@@ -112,7 +114,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "altup_num_inputs": 2,
         **_UNTIED,
     },
-    "gemma4_text": {  # layers of two head sizes, of which the last has no keys of its own and is wider
+    "gemma4_text": {  # layers of two head sizes; the last layer is wider and has no keys of its own
         "num_kv_shared_layers": 1,
         "layer_types": [_SLIDING, _FULL, _FULL],
         "sliding_window": 5,
@@ -122,7 +124,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY,
         **_UNTIED,
     },
-    "llama4_text": {  # the middle layer sees all, without rotary embedding, and scales queries by position
+    "llama4_text": {  # the middle layer attends to all, without rotary embedding, and scales queries
         "intermediate_size_mlp": 48,
         "num_local_experts": 4,
         "attention_chunk_size": 6,
@@ -151,7 +153,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# Families with layers that carry a state, and what makes small models of them narrow and of every kind.
+# Families with recurrent layers, and settings that make small models narrow and use each kind of layer.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {},
     "bamba": {"attn_layer_indices": [1, 3]},
@@ -184,7 +186,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 def write_model(
     folder: Path, family: str = "llama", seed: int = 0, spread: float = 0.5, **overrides: Any
 ) -> Path:
-    """A random float32 model and a tokenizer of words; the larger `spread`, the surer its predictions."""
+    """Write a random float32 model and a word-level tokenizer; a larger `spread` makes predictions surer."""
     from transformers import AutoConfig
 
     wanted = {**_COMMON, **FAMILIES.get(family, {}), **overrides}
@@ -194,11 +196,11 @@ def write_model(
     return write_config(folder, config, seed, lambda matrix: spread)
 
 
-_SEEDS = {"zamba2": 4}  # with others it says little, or transformers with a cache and without say two things
+_SEEDS = {"zamba2": 4}  # with other seeds it repeats itself, or transformers differs with and without a cache
 
 
 def write_hybrid(folder: Path, family: str, seed: int | None = None) -> Path:
-    """A small random model of one of HYBRIDS; seed: by default one with which it says many things."""
+    """Write a small random model of one of HYBRIDS; the default seed gives varied output."""
     from transformers import CONFIG_MAPPING
 
     from offspec.model.probe.small_config import small_config
@@ -217,7 +219,7 @@ def write_config(
     seed: int = 0,
     spread: Callable[[torch.Tensor], float] = lambda matrix: 1.5 * matrix.shape[-1] ** -0.5,
 ) -> Path:
-    """The same of any configuration, whose matrices have the spread that is given for each."""
+    """Write a random model of any configuration; `spread` is the standard deviation for each matrix."""
     torch.manual_seed(seed)
     model = auto_class(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -232,7 +234,7 @@ def write_config(
 
 
 def auto_class(config: Any) -> Any:
-    """What of transformers makes a whole model of a configuration, with all that sees and hears."""
+    """Return the class of transformers that builds the whole model of a configuration, with its encoders."""
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     flat = config.get_text_config() is config and type(config) in AutoModelForCausalLM._model_mapping
@@ -241,7 +243,7 @@ def auto_class(config: Any) -> Any:
 
 
 def disturb(folder: Path) -> None:
-    """Change a model's weights a little, so that it agrees with what it was in part."""
+    """Change a model's weights a little, so that it agrees in part with the original."""
     from safetensors.torch import load_file, save_file
 
     torch.manual_seed(3)
@@ -253,7 +255,7 @@ def disturb(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
-    """Word-level: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
+    """Write a word-level tokenizer: token i is the word "w<i>"; 0 is padding, 1 begin, 2 end."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -282,19 +284,19 @@ def open_model(
 
 
 def load_all(model: LoadedModel, capacity: int) -> None:
-    """Every layer kept in memory."""
+    """Keep every layer in memory."""
     model.load(Placement.in_memory(len(model.layers), range(len(model.layers)), 0), capacity, nothing)
 
 
 def _drafter(model: LoadedModel, capacity: int, lean: bool, target: LoadedModel | None = None) -> LMDrafter:
-    """target: what the draft is a rounding of."""
+    """target: the model that the draft is a quantized copy of."""
     drafts = (model.fused_model(capacity) if lean else None) or model.tree_model
     shared = target.tree_model.cache if target is not None else None
     return LMDrafter("draft", drafts, model.device, model.close, shared)
 
 
 def nothing(done: int, total: int) -> None:
-    """Progress that goes nowhere."""
+    """Ignore progress."""
 
 
 def tiny_engine(
@@ -321,11 +323,14 @@ def tiny_engine(
     cache_size: int = 0,
     sequences: int = 1,
 ) -> Engine:
-    """An engine with a given placement instead of a planned one; draft is a folder, "self" or "none".
+    """An engine with a given placement instead of a planned one.
 
-    "auto" is "self" here, and lookups may follow after commas. more: makes other drafters
-    for the target, by name. folder: the target's, or a GGUF file. resident and slots: a placement in one
-    memory, unless a whole `placement` is given. lean: draft by the lean forward where the family has one.
+    Args:
+        folder: Of the target, or a GGUF file.
+        draft: A folder, "self", "none", or "auto" for "self"; lookups may follow after commas.
+        more: Makes other drafters for the target, by name.
+        resident, slots: A placement in one memory, unless a whole `placement` is given.
+        lean: Draft with the fused forward pass if the family has one.
     """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
@@ -373,14 +378,14 @@ def tiny_engine(
 
 
 def reference(folder: Path, prompt: Sequence[int], tokens: int, *, cached: bool = True) -> list[int]:
-    """What transformers' own greedy generate says after the prompt; cached: with its own cache."""
+    """Return the greedy tokens of transformers' own `generate`; cached: with its own cache."""
     from transformers import AutoConfig
 
     model: Any = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
-    model.generation_config.forced_eos_token_id = None  # at the end of the text, whatever the model says
+    model.generation_config.forced_eos_token_id = None  # at the end of the text, whatever the model gives
     out = model.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

@@ -1,4 +1,4 @@
-"""A terminal that a test can look at: tmux, with a server of its own that ends with the test."""
+"""A terminal whose screen a test can read: tmux, with a server of its own that ends with the test."""
 
 import shlex
 import shutil
@@ -15,10 +15,10 @@ COLUMNS, ROWS = 90, 36  # under 100 columns there is no side panel, so that line
 
 
 class Tmux:
-    """One program in one window, which stays when the program has ended."""
+    """One program in one window, which stays open after the program ends."""
 
     def __init__(self, argv: Sequence[str], variables: Mapping[str, str]) -> None:
-        # The path of a socket may have no more than 107 bytes, which a test's own folder can exceed.
+        # A socket path is limited to 107 bytes, which a test's own folder can exceed.
         self._folder = Path(tempfile.mkdtemp(prefix="offspec-tmux-"))
         settings = [f"{name}={value}" for name, value in variables.items()]
         program = shlex.join(["env", "-u", "NO_COLOR", *settings, *argv])
@@ -35,42 +35,42 @@ class Tmux:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def type(self, text: str) -> None:
-        """Characters as they are."""
+        """Type characters literally."""
         self._run("send-keys", "-l", "--", text)
 
     def type_bytes(self, data: bytes) -> None:
-        """Bytes as they are, which need not be text."""
+        """Send bytes, which need not be valid text."""
         self._run("send-keys", "-H", *(f"{byte:02x}" for byte in data))
 
     def press(self, key: str) -> None:
-        """A key by the name that tmux has for it: Enter, Escape, C-b."""
+        """Press a key, by its name in tmux: Enter, Escape, C-b."""
         self._run("send-keys", key)
 
     def send(self, line: str) -> None:
-        """A line, and Enter once it is to be seen."""
+        """Type a line, and press Enter once it is visible."""
         self.type(line)
         self.wait_for(line[-20:])
         self.press("Enter")
 
     def screen(self) -> str:
-        """What is to be seen now."""
+        """Return the visible text."""
         return self._run("capture-pane", "-p")
 
     def title(self) -> str:
-        """The title that the program gave the terminal."""
+        """Title of the terminal, as set by the program."""
         return self._run("display-message", "-p", "#{pane_title}").rstrip("\n")
 
     def pid(self) -> int:
-        """The process id of the program."""
+        """Process id of the program."""
         return int((self._folder / "pid").read_text())
 
     def exit_code(self) -> int | None:
-        """How the program ended, as a shell tells it; None while it runs."""
+        """Exit code of the program as a shell reports it; None while it runs."""
         file = self._folder / "code"
         return int(file.read_text() or 0) if file.exists() else None
 
     def wait_for(self, text: str, seconds: float = 240) -> str:
-        """The first screen with this text."""
+        """Wait for this text, and return the first screen with it."""
         screen = ""
 
         def is_there() -> bool:
@@ -79,10 +79,10 @@ class Tmux:
             return text in screen
 
         self.wait_until(is_there, f"{text!r} on the screen", seconds)
-        return screen  # not a later one, which may be half drawn
+        return screen  # not a later screen, which may be half drawn
 
     def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240) -> None:
-        """Wait, looking ten times a second."""
+        """Wait until the condition holds, with ten checks a second."""
         until = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < until, f"no {what} after {seconds} s:\n{self.screen()}"

@@ -1,4 +1,4 @@
-"""Tokenizers of both kinds: bytes spelt as letters, and bytes where a word is missing."""
+"""Tokenizers of both kinds: byte-level BPE, and words with byte fallback."""
 
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ CORPUS = ["the cat sat on the mat, the cat sat", "日本語の文字 日本語",
 SPECIAL = ["<s>", "</s>", "<unk>"]
 
 
-# Plain words, scripts of two to four bytes, what combines, what is joined, and the replacement itself.
+# Plain words, scripts of two to four bytes, combining characters, joined emoji, and the replacement
+# character.
 pieces = [*"the cat\n日本🎉é\u0301\u0600\ufffd▁", "the cat", "👩‍🚀", "\ufffd\ufffd", "  "]
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As GPT-2's. No splitting into words, so that tokens end in the middle of characters."""
+    """Like GPT-2's, but without splitting into words, so that tokens end in the middle of characters."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,7 +32,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama 2's: words begin with a ▁ that is dropped at the start, rare characters are bytes."""
+    """Like Llama 2's: words begin with a ▁ that is dropped at the start; rare characters are bytes."""
     pieces = ["▁", *"thecasonm", "▁t", "th", "▁th", "▁the", "at", "▁c", "▁cat", "日"]
     names = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     merges = [("▁", "t"), ("t", "h"), ("▁t", "h"), ("▁th", "e"), ("a", "t"), ("▁", "c"), ("▁c", "at")]

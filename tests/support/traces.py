@@ -1,4 +1,4 @@
-"""Reading a trace, and whether it is well formed."""
+"""Reads traces and checks their form."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ Event = dict[str, Any]
 
 
 def content(path: Path) -> Any:
-    """What a reader as strict as the standard finds in the file."""
+    """Parse the file as strictly as the JSON standard."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
@@ -17,7 +17,7 @@ def content(path: Path) -> Any:
 
 
 def spans(events: list[Event], track: str | None = None) -> list[Event]:
-    """The complete events, of all tracks or of one, in the order of the file."""
+    """Complete events of all tracks or of one, in file order."""
     threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     return [e for e in events if e["ph"] == "X" and (track is None or threads[e["tid"]] == track)]
 
@@ -31,7 +31,7 @@ def tracks(events: list[Event]) -> list[str]:
 
 
 def assert_well_formed(events: list[Event]) -> None:
-    """Every event has what the format asks of its kind, and spans of a thread nest."""
+    """Check that every event has the fields of its kind, and that spans of a thread nest."""
     for event in events:
         assert event["ph"] in "XCM" and isinstance(event["pid"], int) and isinstance(event["name"], str)
         assert isinstance(event["ts"], int)

@@ -1,4 +1,4 @@
-"""Skip tests of what only newer versions of a dependency can do."""
+"""Skip tests of features that need newer versions of a dependency."""
 
 from importlib.metadata import version
 

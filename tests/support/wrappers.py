@@ -1,4 +1,4 @@
-"""Small models that see or hear, whole, whose language models are to run alone."""
+"""Small multimodal models, whose language models are to run alone."""
 
 import warnings
 from typing import Any
@@ -7,7 +7,7 @@ from offspec.model.probe.small_config import VOCABULARY, _shrunk, special_tokens
 
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 24, 24]}
 HALF_MROPE = MROPE | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
-# Families whose own defaults do not make a model, and what they need; of the text, where that is apart.
+# Settings for families whose defaults do not make a model; those of the text apart where a family needs it.
 NEEDED: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 3}},
     "cohere_compass": {
@@ -37,7 +37,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "step3p7": {"text_config": {"sliding_window": 512}},
 }
-# What the parts of a small model must agree on.
+# Sizes on which the parts of a small model must agree.
 AGREED: dict[str, dict[str, Any]] = {
     "dots3_note": {},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 4}},
@@ -50,9 +50,9 @@ AGREED: dict[str, dict[str, Any]] = {
 
 
 def small_whole(family: str) -> Any:
-    """A small configuration of all of a family, with what sees and hears.
+    """A small configuration of a whole family, with its image and audio encoders.
 
-    Its head is its own: tied to a random embedding, many a family only repeats its last token.
+    Its head is its own: tied to a random embedding, many families only repeat their last token.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -67,7 +67,7 @@ def small_whole(family: str) -> Any:
 
 
 def _untied(given: dict[str, Any]) -> dict[str, Any]:
-    """The same with every head apart from its embedding."""
+    """Copy with every head untied from its embedding."""
     found = {
         name: _untied(value) if isinstance(value, dict) and "model_type" in value else value
         for name, value in given.items()
@@ -76,6 +76,6 @@ def _untied(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_prompt(config: Any) -> list[int]:
-    """Tokens that stand for text alone."""
+    """Tokens that stand for text only."""
     special = special_tokens(config.to_dict())
     return [token for token in range(VOCABULARY) if token not in special][7:90:5]

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 @pytest.fixture(scope="session", autouse=True)
 def one_command() -> Iterator[None]:
-    """Typer makes a command of every function and option for each call: it is the same each time."""
+    """Cache the commands that Typer builds from functions and options at each call: they never change."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "_get_command", cache(get_command))
         yield

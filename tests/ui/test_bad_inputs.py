@@ -1,8 +1,8 @@
 """User errors: one line that names the remedy, and no traceback.
 
-Each kind of fault meets one command, and each command several kinds: they take turns. The program is called
-in this process, with a tiny model that the case may have damaged. Where nothing but a path or an option is
-wrong, the line comes before torch is imported; the last test looks at that in a process of its own.
+Each kind of error is tried with one command, and each command gets several kinds, in turn. The program runs
+in this process, with a tiny model that the case may damage. If only a path or an option is wrong, the error
+comes before torch is imported; the last test checks that in a process of its own.
 """
 
 import json
@@ -28,19 +28,19 @@ Damage = Callable[[Path], object]
 
 
 class Place(NamedTuple):
-    """A folder for one case, with a model that may be damaged and one that is whole."""
+    """A folder for one case, with a model that may be damaged and an intact one."""
 
     root: Path
     whole: Path
 
     @property
     def model(self) -> Path:
-        """A copy, made when it is first asked for."""
+        """A copy, made on first use."""
         folder = self.root / "model"
         return folder if folder.exists() else Path(shutil.copytree(self.whole, folder))
 
     def file(self, name: str, content: str | bytes = "") -> Path:
-        """A file of this content, in folders that are made."""
+        """Write a file with this content, and create its folders."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -70,7 +70,7 @@ def call(*args: object, input: str | bytes | None = None) -> Result:
 
 
 def complaint(result: Result, code: int) -> str:
-    """The only line on stderr, wrapping undone, after checking exit code, stdout and that nothing broke."""
+    """Return the only line on stderr, unwrapped, after checking exit code and stdout."""
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert "Traceback" not in result.stderr
@@ -84,7 +84,7 @@ def complaint(result: Result, code: int) -> str:
     return lines[0]
 
 
-# What comes before and after the model.
+# Arguments before and after the model.
 COMMANDS = {
     "generate": "generate {} w5 --quiet --max-tokens 2",
     "chat": "chat {} --plain --quiet",
@@ -101,11 +101,11 @@ def words(command: str, model: object) -> list[object]:
 
 
 def by_turns(kinds: Iterable[str], *commands: str) -> Iterator[tuple[str, str]]:
-    """Each kind with one of the commands, by default of all."""
+    """Pair each kind with one of the commands, by default of all."""
     return zip(kinds, cycle(commands or COMMANDS), strict=False)
 
 
-# Names of models that name none, and what the line says of it.
+# Invalid model names, and a part of the error.
 NAMES: dict[str, tuple[Callable[[Place], object], str]] = {
     "blanks": (lambda place: "  ", "no model given"),
     "a hub id without a network": (lambda place: "organization/no-such-model", "HF_HUB_OFFLINE is set"),
@@ -126,19 +126,19 @@ def linked(place: Place) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "command"), by_turns(NAMES))
-def test_names_that_are_no_model(place: Place, command: str, kind: str) -> None:
-    name, told = NAMES[kind]
-    assert told in complaint(call(*words(command, name(place))), 1)
+def test_invalid_model_names(place: Place, command: str, kind: str) -> None:
+    name, expected = NAMES[kind]
+    assert expected in complaint(call(*words(command, name(place))), 1)
 
 
-def test_a_configuration_is_enough_for_a_plan_alone(place: Place) -> None:
+def test_only_plan_accepts_a_model_without_weights(place: Place) -> None:
     config = place.model / "config.json"
     for command, more in (("generate", []), ("plan", ["--validate"])):
         assert "has no weights and is not a model" in complaint(call(*words(command, config), *more), 1)
 
 
 def rewrite(**changes: Any) -> Damage:
-    """Change config.json; None takes a key away."""
+    """Change config.json; None removes a key."""
 
     def change(model: Path) -> None:
         config = json.loads((model / "config.json").read_text()) | changes
@@ -153,7 +153,7 @@ def put(name: str, content: str | bytes) -> Damage:
 
 
 def cut(name: str, size: int) -> Damage:
-    """size: bytes that are left, or are taken away where it is below 0."""
+    """size: bytes to keep, or to remove if negative."""
     return lambda model: os.truncate(model / name, len((model / name).read_bytes()[:size]))
 
 
@@ -170,18 +170,18 @@ def together(*damages: Damage) -> Damage:
 
 
 def as_loop(name: str) -> Damage:
-    """A file that nobody can read, not even root: a link to itself."""
+    """A file that not even root can read: a link to itself."""
     return together(drop(name), lambda model: (model / name).symlink_to(model / name))
 
 
 def indexed(index: object) -> Damage:
-    """The weights in one shard, with an index that says this."""
+    """The weights in one shard, with this index."""
     text = index if isinstance(index, str) else json.dumps(index)
     return together(renamed(SHARD), put("model.safetensors.index.json", text))
 
 
 def with_header(change: Callable[[dict[str, Any]], object]) -> Damage:
-    """The weights behind a header that was changed."""
+    """The weights after a changed header."""
 
     def damage(model: Path) -> None:
         file = model / "model.safetensors"
@@ -217,12 +217,12 @@ HEADERS: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize(("kind", "command"), by_turns(HEADERS))
 def test_damaged_headers(place: Place, command: str, kind: str) -> None:
-    damage, told = HEADERS[kind]
+    damage, expected = HEADERS[kind]
     damage(place.model)
-    assert told in complaint(call(*words(command, place.model)), 1)
+    assert expected in complaint(call(*words(command, place.model)), 1)
 
 
-# Found when the model is made of its parts, after torch is imported: what the line says, and its exit code.
+# Found when the model is built, after torch is imported: a part of the error, and the exit code.
 PARTS: dict[str, tuple[Damage, str, int]] = {
     "no model type": (rewrite(model_type=None), "config.json has no model_type", 1),
     "an unknown model type": (
@@ -267,13 +267,13 @@ PARTS: dict[str, tuple[Damage, str, int]] = {
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_damaged_parts(place: Place, kind: str) -> None:
-    damage, told, code = PARTS[kind]
+    damage, expected, code = PARTS[kind]
     damage(place.model)
-    assert told in complaint(call(*words("generate", place.model), *ONE_TOKEN), code)
+    assert expected in complaint(call(*words("generate", place.model), *ONE_TOKEN), code)
 
 
-def test_drafts_that_cannot_be_used(place: Place) -> None:
-    """One of an unknown family is named; one that shares no token has a remedy."""
+def test_unusable_drafts(place: Place) -> None:
+    """An unknown family is named; a draft without a common token has a remedy."""
     unknown = Path(shutil.copytree(place.whole, place.root / "unknown"))
     rewrite(model_type="perceptron")(unknown)
     line = complaint(call(*words("generate", place.whole), "--draft", unknown), 1)
@@ -284,7 +284,7 @@ def test_drafts_that_cannot_be_used(place: Place) -> None:
     assert "--draft auto" in complaint(call(*words("generate", place.whole), "--draft", stranger), 1)
 
 
-# Options beside a model that is whole: what is given, what the line says, and its exit code.
+# Options with an intact model: the value, a part of the error, and the exit code.
 OPTIONS: dict[str, list[tuple[str, str, int]]] = {
     "generate": [
         ("--max-tokens x", "it must be a whole number, not x", 2),
@@ -411,7 +411,7 @@ WITHOUT_A_MODEL: list[tuple[str, str, int]] = [
 
 @pytest.fixture
 def files(place: Place) -> Place:
-    """With the files that options name."""
+    """A place with the files that options name."""
     session: dict[str, Any] = {
         **{"offspec_session": 1, "id": "a", "title": "a", "model": "demo", "turns": 1, "system": None},
         **{"created": "2026-01-31T12:00:00Z", "updated": "2026-01-31T12:00:00Z", "params": {}},
@@ -427,21 +427,21 @@ def files(place: Place) -> Place:
 
 
 @pytest.mark.parametrize(
-    ("command", "given", "told", "code"), [(name, *case) for name in OPTIONS for case in OPTIONS[name]]
+    ("command", "given", "expected", "code"), [(name, *case) for name in OPTIONS for case in OPTIONS[name]]
 )
-def test_wrong_options(files: Place, command: str, given: str, told: str, code: int) -> None:
+def test_invalid_options(files: Place, command: str, given: str, expected: str, code: int) -> None:
     more = {"generate": ["w5"], "chat": ["--plain"]}.get(command, [])
     result = call(command, files.whole, *more, "--quiet", *given.split(), input="w5\n")
-    assert told in complaint(result, code)
+    assert expected in complaint(result, code)
 
 
-@pytest.mark.parametrize(("line", "told", "code"), WITHOUT_A_MODEL)
-def test_wrong_commands(files: Place, line: str, told: str, code: int) -> None:
-    assert told in complaint(call(*line.split()), code)
+@pytest.mark.parametrize(("line", "expected", "code"), WITHOUT_A_MODEL)
+def test_invalid_commands(files: Place, line: str, expected: str, code: int) -> None:
+    assert expected in complaint(call(*line.split()), code)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "piped", "told"),
+    ("prompt", "piped", "expected"),
     [
         (" \n\t ", None, "the prompt is empty"),
         (None, b"", "the prompt is empty"),
@@ -452,22 +452,22 @@ def test_wrong_commands(files: Place, line: str, told: str, code: int) -> None:
     ],
     ids=["blanks", "the end of a pipe", "newlines", "another encoding", "half a character", "too long"],
 )
-def test_wrong_prompts(place: Place, prompt: str | None, piped: bytes | None, told: str) -> None:
+def test_invalid_prompts(place: Place, prompt: str | None, piped: bytes | None, expected: str) -> None:
     given = [] if prompt is None else [prompt]
     settings = ["--quiet", "--context", "128", *ONE_TOKEN]
-    assert told in complaint(call("generate", place.whole, *given, *settings, input=piped), 2)
+    assert expected in complaint(call("generate", place.whole, *given, *settings, input=piped), 2)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "code"),
     [
         ("OFFSPEC_KERNELS", "fast", 2),
-        ("OFFSPEC_KERNELS", "triton", 2),  # which is for a GPU
+        ("OFFSPEC_KERNELS", "triton", 2),  # an option for a GPU
         ("OFFSPEC_CACHE", "/proc/cache", 1),
         ("OFFSPEC_CACHE", "empty.json", 1),
     ],
 )
-def test_wrong_variables(
+def test_invalid_environment_variables(
     files: Place, name: str, value: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -478,7 +478,7 @@ def test_wrong_variables(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "."])
-def test_files_that_may_not_be_read(place: Place, name: str) -> None:
+def test_unreadable_files(place: Place, name: str) -> None:
     (place.model / name).chmod(0)
     try:
         assert "model" in complaint(call(*words("generate", place.model)), 1)

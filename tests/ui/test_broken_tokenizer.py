@@ -1,4 +1,4 @@
-"""A tokenizer that loads and panics later: each face says so in a line, and goes on."""
+"""A tokenizer that loads and panics later: every interface prints one line and continues."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ Break = Callable[[], None]
 
 
 class PanicException(BaseException):
-    """As pyo3 has it."""
+    """As defined by pyo3."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["encoding", "decoding"])
 def fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Break:
-    """Have every tokenizer panic: at texts with w13, or at the second token of an answer."""
+    """Make every tokenizer panic: at texts with w13, or at the second token of an answer."""
     from transformers import PreTrainedTokenizerBase
 
     name = {"encoding": "__call__", "decoding": "decode"}[request.param]
@@ -64,7 +64,7 @@ def call(*args: object, input: str | None = None) -> Result:
 
 
 def complaints(result: Result) -> list[str]:
-    """The lines on stderr, all of which are errors."""
+    """Return the lines on stderr, all of which are errors."""
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     lines = result.stderr.splitlines()
     assert all("cannot " in line and "index out of bounds: the len is 1" in line for line in lines), lines
@@ -72,7 +72,7 @@ def complaints(result: Result) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [("generate",), ("plan",), ("chat", "--plain")])
-def test_a_real_panic(model: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_real_panic(model: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     file = folder / "tokenizer.json"
     wants_a_second_text = {
@@ -90,7 +90,7 @@ def test_a_real_panic(model: Path, tmp_path: Path, command: tuple[str, ...]) -> 
 
 
 def test_commands(model: Path, fail: Break) -> None:
-    """An answer ends, and the chat in lines goes on."""
+    """An answer ends, and the line-mode chat continues."""
     fail()
     result = call("generate", model, BROKEN)
     assert (result.exit_code, len(complaints(result))) == (1, 1)
@@ -98,7 +98,7 @@ def test_commands(model: Path, fail: Break) -> None:
     assert (result.exit_code, len(complaints(result))) == (1, 2)
 
 
-def test_the_chat_on_a_terminal_goes_on(model: Path, tmp_path: Path, fail: Break) -> None:
+def test_terminal_chat_continues(model: Path, tmp_path: Path, fail: Break) -> None:
     def opener(config: EngineConfig, plan: Path | None, notify: object) -> Any:
         return tiny_engine(model, "none")
 
@@ -122,15 +122,17 @@ def test_the_chat_on_a_terminal_goes_on(model: Path, tmp_path: Path, fail: Break
     play(app, scene)
 
 
-def test_the_server(model: Path, fail: Break, request: pytest.FixtureRequest) -> None:
+def test_server_continues(model: Path, fail: Break, request: pytest.FixtureRequest) -> None:
     stream = "decoding" in request.node.name
-    asked = {"model": NAME, "max_tokens": 4, "stream": stream, "ignore_eos": True}
+    fields = {"model": NAME, "max_tokens": 4, "stream": stream, "ignore_eos": True}
     with LiveServer(tiny_engine(model, "none")) as server:
         fail()
         address = f"{server.url}/v1/completions"
-        answer = httpx2.post(address, json=asked | {"prompt": BROKEN}, timeout=PATIENCE)
+        answer = httpx2.post(address, json=fields | {"prompt": BROKEN}, timeout=PATIENCE)
         assert answer.status_code == (200 if "data: {" in answer.text else 500)
         said = answer.text.rpartition("data: {")[2] or answer.text
         assert "see the server's log" in said and "index out of bounds" not in answer.text
         one = {"max_tokens": 1}
-        assert httpx2.post(address, json=asked | one | {"prompt": WHOLE}, timeout=PATIENCE).status_code == 200
+        assert (
+            httpx2.post(address, json=fields | one | {"prompt": WHOLE}, timeout=PATIENCE).status_code == 200
+        )

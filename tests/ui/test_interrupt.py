@@ -1,4 +1,4 @@
-"""Ctrl-C at moments that cannot bear an exception, and twice. Each in a process of its own."""
+"""Ctrl-C at moments when an exception would do harm, and pressed twice. Each in a process of its own."""
 
 import signal
 import subprocess
@@ -40,7 +40,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("module", ["rich.live", "importlib._bootstrap", "weakref", "textual.app"])
-def test_it_waits_until_a_library_is_done(module: str) -> None:
+def test_interrupt_waits_for_a_library_call(module: str) -> None:
     done = run(
         f"""
         with interrupt.command():
@@ -55,7 +55,7 @@ def test_it_waits_until_a_library_is_done(module: str) -> None:
     assert (done.stdout, done.stderr) == ("drawn\nstopped\n", "")
 
 
-def test_where_a_library_goes_on_the_process_ends_and_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupt_during_a_library_call_ends_the_process_and_removes_files(tmp_path: Path) -> None:
     file = tmp_path / "half"
     done = run(
         f"""
@@ -69,9 +69,7 @@ def test_where_a_library_goes_on_the_process_ends_and_leaves_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_the_process_leaves_nothing_unfinished(
-    sent: signal.Signals, tmp_path: Path
-) -> None:
+def test_signal_leaves_no_partial_files(sent: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "half"
     done = run(
         f"""
@@ -86,7 +84,7 @@ def test_a_signal_that_ends_the_process_leaves_nothing_unfinished(
     assert not folder.exists()
 
 
-# A program, its exit code, and what it writes.
+# A program, its exit code, and its output.
 ENDS: dict[str, tuple[str, int, str, str]] = {
     "a second strike does not disturb what cleans up": (
         """
@@ -175,7 +173,7 @@ ENDS: dict[str, tuple[str, int, str, str]] = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-def test_how_it_ends(what: str) -> None:
+def test_exit_codes_and_output(what: str) -> None:
     code, *expected = ENDS[what]
     done = run(code)
     assert [done.returncode, done.stdout, done.stderr] == expected

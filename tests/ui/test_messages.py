@@ -1,4 +1,4 @@
-"""Messages name settings as Python does; the command line shows its options in their place."""
+"""Messages name settings as Python does; the command line shows its options instead."""
 
 import re
 import sys
@@ -52,7 +52,7 @@ def test_parameters_of_an_error_are_shown_as_options() -> None:
 def test_remedies_install_into_the_environment_of_offspec(
     file: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pip` on PATH is another one where pipx or uv made the environment."""
+    """`pip` on PATH belongs to another environment if pipx or uv installed offspec."""
     if file is not None:
         (tmp_path / file).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -60,8 +60,8 @@ def test_remedies_install_into_the_environment_of_offspec(
     assert user_message(RequestError(text)) == shown.format(prefix=tmp_path)
 
 
-def test_no_message_below_the_interface_names_an_option() -> None:
-    """Commands do, whole ones; the doctor's findings are made for its command."""
+def test_messages_of_the_library_name_no_options() -> None:
+    """They name whole commands; the doctor's findings are made for its command."""
     apart = ("ui/", "engine/doctor/")
     command = r"`[^`]*--[^`]*`|pip install [^`\"]*|ulimit [^`\"]*|\"--(to|out)\""
     for file in sorted(ROOT.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Text of others on its way to a terminal: errors, notices, progress, warnings, and what is drawn."""
+"""Foreign text on its way to a terminal: errors, notices, progress, warnings, and drawings."""
 
 import io
 import re
@@ -17,12 +17,12 @@ from offspec.ui.printable import printable, without_controls
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import environment
 
-# Erases the screen, sets a title, the same with C1, rings, turns the direction of text, deletes.
+# Erases the screen, sets a title, the same with C1, rings, changes the text direction, deletes.
 HOSTILE = "a\x1b[2J\x1b]0;title\a\x9b2J\x9d0;t\x9c\x07\u202eb\u2066c\x7f\x08\rd"
 ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def test_every_character_that_acts_becomes_a_sign() -> None:
+def test_control_characters_become_visible() -> None:
     assert not ACTING.search(printable(HOSTILE))
     assert len(printable(HOSTILE)) == len(HOSTILE)
     assert printable("tab\tand\nline, Grüße, שלום") == "tab\tand\nline, Grüße, שלום"
@@ -39,7 +39,7 @@ def drawn(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_what_a_console_draws() -> None:
+def test_console_output() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     table = Table(HOSTILE)
     table.add_row(HOSTILE)
@@ -61,7 +61,7 @@ def test_bars_and_status_lines() -> None:
     assert not ACTING.search(own)
 
 
-def test_a_bar_says_how_long_the_rest_takes() -> None:
+def test_bars_show_the_remaining_time() -> None:
     now = 0.0
     console = Console(
         file=io.StringIO(), force_terminal=True, width=300, color_system=None, get_time=lambda: now
@@ -73,7 +73,7 @@ def test_a_bar_says_how_long_the_rest_takes() -> None:
     assert "32 of 1000 steps, 10 min left, loss 3" in drawn(console)
 
 
-def test_what_libraries_write_by_themselves() -> None:
+def test_output_of_libraries() -> None:
     code = f"""
 import logging, threading, warnings
 from offspec.ui.printable import sanitize_library_output

@@ -1,4 +1,4 @@
-"""Which line of the project made a call."""
+"""Finds the line of the project that made a call."""
 
 import sys
 from functools import cache
@@ -10,7 +10,7 @@ _ROOT = _HERE.parents[2]
 
 
 def caller() -> str:
-    """The nearest line, as "offspec/draft/lm.py:120", that is the project's and not the simulation's."""
+    """Return the nearest line of the project outside the simulation, as "offspec/draft/lm.py:120"."""
     frame = sys._getframe(1)
     while frame is not None:
         file = _file(frame.f_code)

@@ -1,4 +1,4 @@
-"""What offspec's launchers of Triton kernels do, on the host; arguments and results are theirs."""
+"""Host versions of offspec's Triton kernel launchers, with the same arguments and results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def attend_exactly(given: AttentionArguments) -> None:
 
 
 def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """By way of float64, in which a row's neighbours do not show."""
+    """Compute in float64, so that a row does not depend on its neighbours."""
     return row_linear_on(rows, weight, bias, path="reference")
 
 

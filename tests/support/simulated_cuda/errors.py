@@ -1,5 +1,5 @@
-"""What goes wrong on a simulated device."""
+"""Errors of a simulated device."""
 
 
 class SimulatedCudaError(RuntimeError):
-    """What CUDA refuses or fails at."""
+    """A call that CUDA would refuse, or that would fail."""

@@ -1,4 +1,4 @@
-"""Graphs: the tasks that were submitted while a stream was captured, to be submitted again at each replay."""
+"""CUDA graphs: tasks recorded while a stream is captured, and submitted again at each replay."""
 
 import threading
 import weakref
@@ -11,9 +11,10 @@ from tests.support.simulated_cuda.streams import Task
 
 
 class Recording:
-    """What one capture has seen, and how it goes.
+    """Tasks and state of one capture.
 
-    mode: as CUDA's: "thread_local" forbids this thread what cannot be captured, "global" all threads.
+    mode: as in CUDA: "thread_local" forbids calls that cannot be captured in this thread, "global" in all
+        threads.
     """
 
     def __init__(self, device: int, pool: Hashable, mode: str) -> None:
@@ -23,13 +24,13 @@ class Recording:
         self.open, self.failed = True, False
 
     def forbids(self) -> bool:
-        """Whether the calling thread may not do what a capture cannot hold."""
+        """Return whether the capture forbids calls of this thread that it cannot record."""
         own = self.thread == threading.get_ident()
         return self.open and (self.mode == "global" or (self.mode == "thread_local" and own))
 
 
 class GraphBase:
-    """Stands for torch._C._CUDAGraph."""
+    """Replaces torch._C._CUDAGraph."""
 
     _recording: Recording | None
 
@@ -65,7 +66,7 @@ class GraphBase:
             raise SimulatedCudaError("operation failed due to a previous error during capture")
 
     def replay(self) -> None:
-        assert self._recording is not None, "a graph is replayed that was not captured"
+        assert self._recording is not None, "replay of a graph that was not captured"
         of = machine()
         of.counts["replays"] += 1
         queue = of.current_queue(self._recording.device)

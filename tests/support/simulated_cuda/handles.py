@@ -1,4 +1,4 @@
-"""What stands for torch's own classes of streams and events, beneath those in torch.cuda."""
+"""Replacements of torch's base classes of streams and events, which torch.cuda derives from."""
 
 import threading
 from typing import Any
@@ -13,7 +13,7 @@ _CUDA = 1  # its number among torch's kinds of devices
 
 
 class StreamBase:
-    """A name for a queue; many may name the same."""
+    """A handle of a queue; several handles may name the same queue."""
 
     queue: Queue
 
@@ -66,7 +66,7 @@ class StreamBase:
 
 
 class EventBase:
-    """A mark in a queue, where one was recorded."""
+    """A mark in a queue, once recorded."""
 
     mark: Mark | None
     recording: Any
@@ -91,7 +91,7 @@ class EventBase:
         if own is not None and own.open and queue.recording is not own:
             if queue.recording is not None or queue.number == 0:
                 raise SimulatedCudaError("a stream outside of a capture cannot wait for one inside")
-            queue.recording = own  # which it joins
+            queue.recording = own  # the capture includes this queue from now on
         if queue.recording is None and self.mark is not None:
             machine().scheduler.submit(queue, Task("wait for an event", None, self.mark))
         elif queue.recording is not None and own is not queue.recording:
@@ -105,7 +105,7 @@ class EventBase:
         machine().host_waits("event.synchronize", [] if self.mark is None else [self.mark])
 
     def elapsed_time(self, end: "EventBase") -> float:
-        """A millisecond: a simulated device says nothing about time."""
+        """Return 1 millisecond: a simulated device does not model time."""
         if self.mark is None or end.mark is None:
             raise SimulatedCudaError("both events must be recorded before their distance is asked for")
         return 1.0

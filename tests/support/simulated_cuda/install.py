@@ -1,4 +1,4 @@
-"""Putting the simulated machine beneath torch.cuda, which stays as it is and refuses what it refuses."""
+"""Installs the simulated machine below torch.cuda, whose own code and checks stay."""
 
 import ctypes
 import importlib
@@ -26,12 +26,12 @@ _libraries: list[Any] = []
 
 
 def install_machine(policy: str = "eager", total: int = 2 << 30, devices: int = 2) -> Machine:
-    """From now on, to the end of the process, this torch has CUDA devices.
+    """Give this torch CUDA devices until the process ends.
 
     Args:
         policy: One of `streams.POLICIES`.
         total: Bytes of memory of each device.
-        devices: How many there are.
+        devices: Number of devices.
     """
     assert torch.version.cuda is None, "this torch has a CUDA of its own"
     made = Machine(policy, total, devices)
@@ -44,7 +44,7 @@ def install_machine(policy: str = "eager", total: int = 2 << 30, devices: int = 
 
 
 def _replace_bindings(of: Machine) -> None:
-    """The functions and classes that torch.cuda calls, and the modules that have derived from them."""
+    """Replace the functions and classes that torch.cuda calls, and the classes derived from them."""
     bindings: dict[str, Any] = {
         "_has_cuda": True,
         "_CudaStreamBase": StreamBase,
@@ -147,7 +147,7 @@ def _properties(of: Machine) -> Any:
 
 
 class _Runtime:
-    """Stands for torch.cuda.cudart()."""
+    """Replaces torch.cuda.cudart()."""
 
     class cudaError:
         success = 0
@@ -175,7 +175,7 @@ class _Runtime:
 
 
 def _register_device_guard() -> None:
-    """Torch built for CPUs has no device guard for CUDA; the one that Python may add takes its place."""
+    """Register a device guard. torch for CPUs has none for CUDA; the one that Python may add replaces it."""
 
     class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
@@ -198,7 +198,7 @@ def _register_operations() -> None:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(torch.ops.aten, packet), overload or "default")
         library.impl(name, operations.factory(func), "CUDA")
-    # What C++ calls on its own, past the class of the tensor.
+    # Operations that C++ calls directly, bypassing the class of the tensor.
     library.impl("copy_", transfers.copy, "CUDA")
     others = torch.library.Library("_", "IMPL")
     others.fallback(lambda func, *args, **kwargs: operations.dispatch(func, args, kwargs), "CUDA")
@@ -206,7 +206,7 @@ def _register_operations() -> None:
 
 
 def _register_pinning() -> None:
-    """Copies of host tensors are pinned where asked for, and say so; torch built for CPUs would refuse."""
+    """Mark copies of host tensors as pinned on request; torch built for CPUs would refuse."""
 
     def pin(tensor: Tensor) -> Tensor:
         machine().pinned[tensor.data_ptr()] = tensor.nbytes

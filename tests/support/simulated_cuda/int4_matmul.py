@@ -1,4 +1,4 @@
-"""torch's product with weights in 4 bits, as a CUDA device has it: what CPUs have none of under these names.
+"""torch's product with 4-bit weights, as on a CUDA device; CPUs lack it under these names.
 
 Letters: T rows, N outputs, K inputs, G weights of a group.
 """
@@ -10,11 +10,11 @@ _MIDDLE = 8
 
 
 def arrange(codes: Tensor, tiles: int) -> Tensor:
-    """Codes in pairs, uint8 [N, K / 2], the first in the high half, in the shape that a device gives them.
+    """Pack codes in pairs, uint8 [N, K / 2], the first in the high half, in the shape used by a device.
 
-    The bytes stay in their order, which is not a device's: nothing but `multiply` may know it.
+    The bytes keep their order, which differs from a device's: only `multiply` may read them.
     """
-    assert codes.dtype == torch.uint8, "a device takes them in pairs"
+    assert codes.dtype == torch.uint8, "a device packs them in pairs"
     rows, inputs = codes.shape[0], 2 * codes.shape[1]
     return (
         codes.contiguous().view(torch.int32).view(rows // 8, inputs // (16 * tiles), 32, tiles // 2).clone()
@@ -23,7 +23,7 @@ def arrange(codes: Tensor, tiles: int) -> Tensor:
 
 def multiply(x: Tensor, codes: Tensor, group: int, scales: Tensor) -> Tensor:
     """x [T, K] times (code - 8) · scale + value of code 8, both of [K / G, N, 2], all bfloat16: [T, N]."""
-    assert x.dtype == scales.dtype == torch.bfloat16, "a device takes no other"
+    assert x.dtype == scales.dtype == torch.bfloat16, "a device supports no other type"
     assert codes.dim() == 4 and scales.shape[0] * group == x.shape[1] and group in (32, 64, 128, 256)
     pairs = codes.reshape(scales.shape[1], -1).view(torch.uint8)
     code = torch.stack([pairs >> 4, pairs & 15], dim=2).view(len(pairs), -1).float() - _MIDDLE

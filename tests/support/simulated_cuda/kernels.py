@@ -1,8 +1,8 @@
-"""offspec's Triton kernels on a simulated device, carried out by the operations' paths for CPUs.
+"""offspec's Triton kernels on a simulated device, executed by the operations' paths for CPUs.
 
-A launcher runs as it is, with its scratch, its tables and their uploads; only its launches are counted, not
-made. Behind them comes one task, which hands the arguments, as they are on the device by then, to a function
-of the same meaning, and puts what it returns where the launcher's result lies.
+A launcher runs unchanged, with its workspace, its tables and their uploads; only its launches are counted and
+skipped. One task follows, which passes the arguments, as they are on the device by then, to an equivalent
+function, and copies the result to the launcher's output.
 """
 
 import threading
@@ -23,7 +23,7 @@ _inside = threading.local()
 
 
 def install_kernels() -> None:
-    """From now on launchers given tensors of a simulated device take the path for CPUs."""
+    """Use the path for CPUs in launchers whose tensors are on a simulated device, from now on."""
     from offspec_kernels import dequant
     from offspec_kernels.dequant.format import Format
     from offspec_kernels.gumbel_argmax import triton as gumbel
@@ -62,7 +62,7 @@ def _formats(of: Any) -> list[Any]:
 
 
 def _through(launcher: Callable[..., Any], twin: Callable[..., Any]) -> Callable[..., Any]:
-    """A launcher for tensors of simulated devices; those of the host go where they went."""
+    """Wrap a launcher for tensors of simulated devices; calls with host tensors pass through."""
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         devices = {of.index for of in _tensors((args, kwargs)) if isinstance(of, DeviceTensor)}
@@ -86,7 +86,7 @@ def _through(launcher: Callable[..., Any], twin: Callable[..., Any]) -> Callable
 
 @contextmanager
 def _no_launches() -> Any:
-    """Kernels launched by this thread are counted, and left."""
+    """Count and skip kernels launched by this thread."""
     counted = _inside.counted = [0]
     try:
         yield counted
@@ -95,7 +95,7 @@ def _no_launches() -> Any:
 
 
 def _intercept_launches() -> None:
-    """A kernel that no launcher stands for is run by Triton's interpreter, as a task."""
+    """Run kernels without a host version in Triton's interpreter, as a task."""
     from triton.runtime import interpreter
 
     interpret = interpreter.GridExecutor.__call__
@@ -118,7 +118,7 @@ def _intercept_launches() -> None:
             counted[0] += 1
             return
         some, named = _mapped((args, kwargs), _place)
-        # As it is called by then: others may have replaced it, too.
+        # Look it up when called: others may have replaced it, too.
         machine().launch(name, lambda: self(*_mapped(some, _alone), **_mapped(named, _alone)))
 
     interpreter.GridExecutor.__call__ = call
@@ -149,7 +149,7 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with each tensor and operand changed; what is only kept for another time begins anew."""
+    """Copy the value with each tensor and operand changed; caches start empty."""
     from offspec_kernels.kv_compact import KVTable
 
     def inner(of: Any) -> Any:
@@ -182,4 +182,4 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class _Table(tuple[Any, ...]):
-    """The views of a KVTable, while they are operands."""
+    """The views of a KVTable, as operands."""

@@ -1,4 +1,4 @@
-"""A simulated machine that runs nothing before somebody waits for it."""
+"""A simulated machine that runs tasks only when the host waits for them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from tests.support.simulated_cuda import is_simulated
 
 @pytest.fixture
 def late() -> Iterator[Any]:
-    """The machine under the policy "late", its counts at zero; a test is skipped on a real device."""
+    """The machine with the policy "late" and its counts at zero; skips the test on a real device."""
     if not is_simulated():
         pytest.skip("a real device runs on at once")
     from tests.support.simulated_cuda.machine import machine

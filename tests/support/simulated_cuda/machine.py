@@ -1,4 +1,4 @@
-"""The simulated machine: its devices, what each thread has selected, and what is counted."""
+"""The simulated machine: its devices, each thread's selection, and its counters."""
 
 import threading
 import weakref
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Device:
     """One device.
 
-    users: streams that use memory of others, by where it begins. kept: blocks that nobody owns, and how far
+    users: streams that use memory of others, by its start address. kept: blocks without an owner, and how far
     their users have to get before they are free. busy: whether its allocator is at work.
     """
 
@@ -35,16 +35,17 @@ class Device:
     busy: bool = False
 
     def offset(self, storage: torch.UntypedStorage) -> int:
-        """Where memory begins, from the device's own beginning."""
+        """Return the offset of memory from the start of the device."""
         return storage.data_ptr() - self.allocator.bytes.data_ptr()
 
 
 class Machine:
-    """Devices with `total` bytes each, and the policy by which their tasks run.
+    """Devices with `total` bytes each, and the policy that determines when their tasks run.
 
-    counts: launches and replays. waits: host synchronizations, by (cause, file:line). copied: bytes,
-    by direction. pinned: sizes of registered host memory, by address. misused: memory that was given back
-    before a copy came to use it.
+    counts: launches and replays. waits: host synchronizations, by (cause, file:line). copied: bytes, by
+        direction. pinned: sizes of registered host memory, by address. misused: memory that was given back
+        before a copy
+        used it.
     """
 
     def __init__(self, policy: str = "eager", total: int = 2 << 30, devices: int = 2) -> None:
@@ -67,7 +68,7 @@ class Machine:
         self._selected = threading.local()
         self._pools = 0
 
-    # What a thread has selected: a device, and a stream on each.
+    # The selection of a thread: a device, and a stream on each.
 
     @property
     def device(self) -> int:
@@ -114,19 +115,19 @@ class Machine:
         self.scheduler.submit(self.current_queue(device), Task(name, run, spans=spans))
 
     def record_error(self, error: int) -> int:
-        """What the runtime returns for a call; as CUDA does, it keeps it as the thread's last error."""
+        """Return the runtime's result of a call, and keep it as the thread's last error, as CUDA does."""
         self._selected.error = error
         return error
 
     def check_launch(self) -> None:
-        """What torch does behind each of its kernels, Triton behind none: report the last error, once."""
+        """Report the last error once. torch does this after each of its kernels, Triton does not."""
         error = getattr(self._selected, "error", 0)
         if error:
             self._selected.error = 0
             raise SimulatedCudaError(f"CUDA error: {error}, of this launch or of a call before it")
 
     def host_waits(self, cause: str, marks: Sequence[Mark] | None = None) -> None:
-        """The host waits for the device: for some marks, or all. Refused to who captures a graph."""
+        """Wait for marks of the device, or for everything. Not allowed during the capture of a graph."""
         self.forbid_in_capture(cause)
         self.waits[cause, caller()] += 1
         if self.scheduler.policy == "sizes":
@@ -141,13 +142,13 @@ class Machine:
                 raise SimulatedCudaError(f"operation not permitted when stream is capturing: {cause}")
 
     def settle(self) -> None:
-        """Run whatever waits, without counting it."""
+        """Run all pending tasks, without counting it."""
         for queue in tuple(self.scheduler.queues):
             self.scheduler.run_until(queue.end)
 
     @property
     def syncs(self) -> int:
-        """How often the host has waited."""
+        """Number of times that the host has waited."""
         return sum(self.waits.values())
 
     def reset_counts(self) -> None:
@@ -157,7 +158,7 @@ class Machine:
     # Memory.
 
     def allocate(self, nbytes: int, device: int, written: bool = False) -> torch.UntypedStorage:
-        """Memory of the current stream, whose numbers are none until something writes them.
+        """Allocate memory of the current stream, filled with NaN until something writes it.
 
         written: the next task of the stream writes all of it.
         """
@@ -176,26 +177,26 @@ class Machine:
         return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
     def uses(self, storage: torch.UntypedStorage, device: int, queue: Queue) -> None:
-        """Memory is used by another stream than its own, and free only when that has got so far."""
+        """Note that another stream uses memory, which is free only after that stream has got this far."""
         of = self.devices[device]
         of.users.setdefault(of.offset(storage), set()).add(queue)
 
     def _give(self, device: Device, block: Block) -> None:
         with self.scheduler.lock:
             users, owner = device.users.pop(block.start, set()), device.streams[block.lane.stream]
-            if block.lane.pool is None:  # that of a graph is nobody else's while there is the graph
+            if block.lane.pool is None:  # memory of a graph stays reserved as long as the graph exists
                 span = Span(device.index, block.start, block.start + block.size)
                 self.check_given_back(span, owner, users)
             device.kept.append((block, [queue.end for queue in users]))
             self._free_kept(device)
 
     def check_given_back(self, span: Span, owner: Queue | None = None, users: Collection[Queue] = ()) -> None:
-        """Note copies that have yet to use memory which is another's from now on.
+        """Record copies that have yet to use memory which gets another owner now.
 
         Args:
             span: The memory.
-            owner: The stream that uses it next. Default: any may, or the host.
-            users: Streams that it is kept from others for.
+            owner: The stream that uses it next. Default: any stream, or the host.
+            users: Streams whose use of it delays its release.
         """
         with self.scheduler.lock:
             for queue in self.scheduler.queues:
@@ -205,7 +206,7 @@ class Machine:
 
     def _free_kept(self, device: Device) -> None:
         if device.busy:
-            return  # garbage was collected in the midst of it: next time
+            return  # garbage was collected in the middle of this: next time
         with self._at_work(device):
             kept, device.kept = device.kept, []
             for block, marks in kept:
@@ -223,7 +224,7 @@ class Machine:
             device.busy = False
 
     def release(self) -> None:
-        """Have each device give back what is set aside and not in use."""
+        """Have each device release memory that is reserved and unused."""
         with self.scheduler.lock:
             for device in self.devices:
                 with self._at_work(device):
@@ -239,7 +240,7 @@ _installed: list[Machine] = []
 
 
 def machine() -> Machine:
-    """The machine that is installed in this process."""
+    """Return the machine installed in this process."""
     return _installed[0]
 
 

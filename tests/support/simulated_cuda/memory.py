@@ -1,7 +1,7 @@
-"""A model of torch's caching allocator for CUDA: where each tensor lies, and how much a device has set aside.
+"""A model of torch's caching allocator for CUDA: addresses of tensors, and memory reserved on a device.
 
-Sizes are those of torch's CUDACachingAllocator with its default settings, or with expandable segments. A
-lane is what it keeps apart: blocks of one pool (a graph's, or everybody's), one stream, and small or large.
+Sizes are those of torch's CUDACachingAllocator with its default settings, or with expandable segments. A lane
+holds the blocks of one pool (a graph's or the common one), one stream, and one size class, small or large.
 """
 
 import mmap
@@ -17,8 +17,8 @@ SMALL = 1 << 20  # the largest request that shares a segment of SMALL_SEGMENT
 SMALL_SEGMENT = 2 << 20  # also what larger segments are multiples of
 MEDIUM = 10 << 20  # requests below it share a segment of MEDIUM_SEGMENT
 MEDIUM_SEGMENT = 20 << 20
-_ADDRESSES = 32  # times the device's memory: addresses are never short, as on a device
-_NORESERVE = 0x4000  # Linux: addresses that are promised no memory; Python knows no name for it before 3.13
+_ADDRESSES = 32  # times the device's memory: as on a device, address space is ample
+_NORESERVE = 0x4000  # Linux: reserves addresses without memory; Python has no name for it before 3.13
 
 
 class Lane(NamedTuple):
@@ -35,7 +35,7 @@ class Block:
     start: int
     size: int
     used: bool = False
-    mapped: bool = True  # of an expandable segment, whether there is memory at these addresses
+    mapped: bool = True  # of an expandable segment: whether these addresses are backed by memory
     asked: int = 0
     before: "Block | None" = None
     after: "Block | None" = None
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(slots=True)
 class Figures:
-    """Bytes: what tensors asked for, what their blocks have, what the device has set aside."""
+    """Bytes requested by tensors, bytes of their blocks, and bytes reserved on the device."""
 
     asked: int = 0
     allocated: int = 0
@@ -54,10 +54,10 @@ class Figures:
 class Allocator:
     """The blocks of one device with `total` bytes.
 
-    limit: bytes that may be set aside. expandable: segments that grow, one a lane, instead of new ones.
-    poison: fill new memory with what is no number. settle: has the device do all it was sent, before memory
-    is given back that some of it may still read. pools: how many graphs use each pool; the memory of a pool
-    in use is not given back.
+    limit: bytes that may be reserved. expandable: segments that grow, one per lane, instead of new ones.
+        poison: fill new memory with NaN. settle: runs all pending tasks of the device before memory is
+        released that some may still read. pools: number of graphs that use each pool; the memory of a pool
+        in use is not released.
     """
 
     total: int
@@ -72,7 +72,7 @@ class Allocator:
     bytes: torch.Tensor = field(init=False)
     _free: dict[Lane, list[Block]] = field(default_factory=dict)
     _unmapped: dict[Lane, list[Block]] = field(default_factory=dict)
-    _bases: dict[Lane, int] = field(default_factory=dict)  # where a lane's expandable segment begins
+    _bases: dict[Lane, int] = field(default_factory=dict)  # start of a lane's expandable segment
     _holes: list[tuple[int, int]] = field(init=False)  # (start, bytes) of addresses not in use
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Allocator:
         self._holes = [(0, self.total * _ADDRESSES)]
 
     def allocate(self, size: int, stream: int, pool: Hashable = None) -> Block:
-        """A block for `size` bytes. Raises torch.OutOfMemoryError, as torch does."""
+        """Return a block for `size` bytes. Raises torch.OutOfMemoryError, as torch does."""
         rounded = max(_up(size, UNIT), UNIT)
         lane = Lane(pool, stream, rounded <= SMALL)
         block = self._best(lane, rounded) or self._more(lane, rounded)
@@ -98,14 +98,14 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """The block is free again, at once and whatever still reads it."""
+        """Free the block at once, even if something still reads it."""
         self.now.asked -= block.asked
         self.now.allocated -= block.size
         block.used = False
         self._of(self._free, block.lane).append(self._joined(block))
 
     def release(self) -> None:
-        """Give back what is set aside and not in use, but for the pools of graphs."""
+        """Release memory that is reserved and unused, except for the pools of graphs."""
         self.settle()
         for lane, free in self._free.items():
             if not self.pools[lane.pool]:
@@ -113,7 +113,7 @@ class Allocator:
                     self._release(block)
 
     def has_pool(self, pool: Hashable) -> bool:
-        """Whether memory is set aside for a graph's pool."""
+        """Return whether memory is reserved for a graph's pool."""
         return any(lane.pool == pool and free for lane, free in self._free.items())
 
     def reset_peaks(self) -> None:
@@ -127,7 +127,7 @@ class Allocator:
         return min(fitting, key=lambda block: (block.size, block.start), default=None)
 
     def _more(self, lane: Lane, size: int) -> Block:
-        """A free block of `size` bytes or more, of memory that was not set aside before."""
+        """Reserve new memory for a free block of `size` bytes or more."""
         for again in (False, True):
             found = self._grown(lane, size) if self.expandable else self._segment(lane, size)
             if found is not None:
@@ -149,7 +149,7 @@ class Allocator:
         return block
 
     def _grown(self, lane: Lane, size: int) -> Block | None:
-        """More memory at the end of what the lane's segment has."""
+        """Extend the lane's expandable segment."""
         unmapped = self._of(self._unmapped, lane)
         if lane not in self._bases:
             room = _up(self.total + self.total // 8, MEDIUM_SEGMENT)
@@ -173,7 +173,7 @@ class Allocator:
         return None
 
     def _filled(self, block: Block) -> Block:
-        """Fresh memory is no number, in any float."""
+        """Fill fresh memory with NaN in every float format."""
         if self.poison:
             self.bytes[block.start : block.start + block.size].fill_(0xFF)
         return block
@@ -214,7 +214,7 @@ class Allocator:
         self.memory.madvise(mmap.MADV_DONTNEED, first, block.size - (first - block.start))
 
     def _cut(self, block: Block, size: int) -> Block:
-        """What is behind the first `size` bytes, as a block of its own, in no list."""
+        """Split off the part after the first `size` bytes, as a block of its own, in no list."""
         rest = Block(block.lane, block.start + size, block.size - size, mapped=block.mapped)
         rest.before, rest.after, block.size = block, block.after, size
         if block.after is not None:
@@ -223,7 +223,7 @@ class Allocator:
         return rest
 
     def _joined(self, block: Block) -> Block:
-        """The block with its neighbours of the same kind, which leave their list."""
+        """Merge the block with its free neighbours of the same kind, which leave their list."""
         kind = self._free if block.mapped else self._unmapped
         for first, second in ((block.before, block), (block, block.after)):
             if first is None or second is None:

@@ -1,4 +1,4 @@
-"""torch's operations on a simulated device: each becomes a task, which torch's own for CPUs carries out."""
+"""torch's operations on a simulated device: each becomes a task, executed by torch's operation for CPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ aten, prim = torch.ops.aten, torch.ops.prim
 _HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
-_ON_HOST: dict[Any, Callable[..., Tensor]] = {  # what CPUs have not, or under other names
+_ON_HOST: dict[Any, Callable[..., Tensor]] = {  # operations that CPUs lack, or have under other names
     aten._convert_weight_to_int4pack.default: int4_matmul.arrange,
     aten._weight_int4pack_mm.default: int4_matmul.multiply,
 }
@@ -26,9 +26,9 @@ _ON_HOST: dict[Any, Callable[..., Tensor]] = {  # what CPUs have not, or under o
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the schema of an operation says of it: whether it makes a view, and which arguments it writes.
+    """Facts from the schema of an operation: whether it makes a view, and which arguments it writes.
 
-    composite: it is made of others. reshapes: it changes the shape of what it writes.
+    composite: it consists of other operations. reshapes: it changes the shape of the tensor that it writes.
     """
 
     view: bool
@@ -53,7 +53,7 @@ def _kind(func: Any) -> _Kind:
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Carry out an operation of which an argument is on a device."""
+    """Run an operation with an argument on a device."""
     if func is prim.device.default:
         return args[0].device
     special = _SPECIAL.get(func)
@@ -80,7 +80,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _reshaped(func: Any, tensor: DeviceTensor, *args: Any) -> DeviceTensor:
-    """A shape that changes in place, of the tensor and of what the host sees of it."""
+    """Change a shape in place, of the tensor and of the host's view of it."""
     func(tensor.host, *args)
     host = tensor.host
     place = host.shape, host.stride(), host.storage_offset()
@@ -89,11 +89,11 @@ def _reshaped(func: Any, tensor: DeviceTensor, *args: Any) -> DeviceTensor:
 
 
 def _computed(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:
-    """The result of an operation that makes new tensors."""
+    """Return the result of an operation that makes new tensors."""
     wanted = kwargs.get("device")
     if wanted is not None:
         wanted = torch.device(wanted)
-        if wanted.type != "cuda":  # as new_empty may be told: only shapes matter
+        if wanted.type != "cuda":  # from arguments as for new_empty: only shapes matter
             return func(*_mapped(args, _host), **_mapped(kwargs, _host))
         index = index if wanted.index is None else wanted.index
         kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -122,7 +122,7 @@ _known: dict[Any, Any] = {}
 
 
 def _shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operation makes, with shapes for tensors; worked out once for each set of arguments."""
+    """Return the shapes of an operation's results; computed once for each set of arguments."""
     key = func, _frozen(args), _frozen(tuple(kwargs.items()))
     if key not in _known:
         with torch.inference_mode(False), torch.no_grad():
@@ -137,7 +137,7 @@ def _named_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frozen(value: Any) -> Any:
-    """An argument as a key: of tensors their shapes, and 1, 1.0 and True kept apart."""
+    """Return an argument as a key: tensors by their shapes; 1, 1.0 and True stay distinct."""
     if isinstance(value, Tensor):
         return _Shape.of(value)
     if isinstance(value, list | tuple):
@@ -160,7 +160,7 @@ def _launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int, 
 
 
 def _run_now(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:
-    """What the host must know the numbers for, as the size of what `nonzero` finds: it waits."""
+    """Run an operation whose result size the host must know, such as `nonzero`: the host waits."""
     of = machine()
     of.host_waits(func.name(), [of.current_queue(index).end])
     made = func(*_mapped(args, _host), **_mapped(kwargs, _host))
@@ -168,7 +168,7 @@ def _run_now(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with its tensors changed, and what stands for them."""
+    """Copy the value with its tensors replaced."""
     if isinstance(value, Tensor | Operand | _Shape):
         return change(value)
     if type(value) in (list, tuple):
@@ -187,7 +187,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _as_operand(value: Tensor) -> Any:
-    """What a task is told of a tensor when it is submitted."""
+    """Reduce a tensor to what a task needs when it is submitted."""
     return Operand.of(value) if isinstance(value, DeviceTensor) else value.detach().clone()
 
 
@@ -206,7 +206,7 @@ def _meta(value: Tensor) -> Tensor:
 
 
 def _device_of(func: Any, args: Any, kwargs: Any) -> int:
-    """The device of all tensors. A number in RAM may join them, and what is an index."""
+    """Return the device of all tensors. A number or an index in RAM may join them."""
     found: set[str] = set()
     index = 0
     for value in _tensors((args, kwargs)):
@@ -228,7 +228,7 @@ def _device_of(func: Any, args: Any, kwargs: Any) -> int:
 
 
 def _indices_moved(args: Sequence[Any], index: int) -> Sequence[Any]:
-    """Indices that lie in RAM are copied to the device, as torch does, which waits."""
+    """Copy indices from RAM to the device, as torch does; this waits."""
     moved = [
         transfers.to_device(of, index, "index in RAM")
         if isinstance(of, Tensor) and not isinstance(of, DeviceTensor)
@@ -239,7 +239,7 @@ def _indices_moved(args: Sequence[Any], index: int) -> Sequence[Any]:
 
 
 def _wait_for_masks(func: Any, args: Sequence[Any]) -> None:
-    """Writing through a mask counts what it shows, unless it is one number that is written."""
+    """Wait as torch does to count a mask, unless a single number is written through it."""
     if func not in _INDEXED:
         return
     masks = [of for of in args[1] if isinstance(of, Tensor) and of.dtype in (torch.bool, torch.uint8)]
@@ -270,11 +270,11 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: transfers.to_copy,
     aten.is_pinned.default: _never,
     aten.detach_.default: lambda tensor: tensor,
-    aten._fused_sdp_choice.default: lambda *args, **kwargs: 0,  # plain operations, which any device has
+    aten._fused_sdp_choice.default: lambda *args, **kwargs: 0,  # plain operations, which any device supports
 }
 
 
-# What makes tensors of nothing, and is not asked of any tensor.
+# Factories, which take no tensor.
 
 
 def empty(size: Sequence[int], dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Tensor:
@@ -296,7 +296,7 @@ def empty_strided(
 
 
 def factory(func: Any) -> Callable[..., Tensor]:
-    """How a device carries out an operation such as arange."""
+    """Return the device's version of an operation such as arange."""
 
     def make(
         *args: Any, device: Any = None, pin_memory: Any = None, layout: Any = None, **kwargs: Any

@@ -1,4 +1,4 @@
-"""pytest -p tests.support.simulated_cuda.plugin --simulated-cuda=POLICY: tests marked `gpu` have a device."""
+"""pytest -p tests.support.simulated_cuda.plugin --simulated-cuda=POLICY: tests marked `gpu` get a device."""
 
 import os
 from collections.abc import Generator
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.simulated_cuda import is_simulated
 
-# One thread, and kernels in Python, before anything imports torch and triton.
+# Use one thread, and kernels in Python; set before torch and triton are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     policies = config.getoption("--simulated-cuda")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if not policies or (worker is None and config.getoption("numprocesses", None)):
-        return  # in a process that only hands out tests, too
+        return  # also in a process that only distributes tests
 
     from tests.support.simulated_cuda.install import install_machine
     from tests.support.simulated_cuda.kernels import install_kernels
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only tests marked `gpu` are asked for, files that cannot have one are not imported."""
+    """Skip the import of files without tests marked `gpu` if only such tests are selected."""
     if not config.option.markexpr.startswith("gpu and ") or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None, object, object]:
-    """No test may leave a copy behind that is yet to write to memory which the next one has."""
+    """Fail a test that leaves a copy behind which would write to memory of the next test."""
     result = yield
     if is_simulated():
         from tests.support.simulated_cuda.machine import machine

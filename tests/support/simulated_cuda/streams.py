@@ -1,8 +1,8 @@
 """Streams, events, and when their tasks run.
 
-Everything that a device does is a task in the queue of a stream. The policy says whether a task runs as soon
-as it is submitted, or not before somebody waits for it: both are allowed on a device, and a program that is
-right must not tell them apart.
+Each action of a device is a task in the queue of a stream. The policy determines whether a task runs as soon
+as it is submitted, or only when something waits for it. A device may do both, so a correct program gives the
+same result with every policy.
 """
 
 import random
@@ -23,14 +23,14 @@ POLICIES = ("eager", "late", "late-copies", "late-compute", "random:SEED", "size
 
 
 class Mark(NamedTuple):
-    """A point in a queue: behind its first `tasks`."""
+    """A point in a queue: after its first `tasks`."""
 
     queue: "Queue"
     tasks: int
 
 
 class Span(NamedTuple):
-    """Bytes [start, end) of a device's memory, or of the host's where `device` is None."""
+    """Bytes [start, end) of a device's memory, or of the host's if `device` is None."""
 
     device: int | None
     start: int
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """run: what is done; None for a mere wait. after: what must have been done in another stream before.
+    """run: the work; None for a mere wait. after: a mark of another stream that must be reached before.
 
     spans: the memory that a copy reads and writes.
     """
@@ -54,24 +54,24 @@ class Task:
 
 
 class Queue:
-    """The tasks of one stream, `number` 0 being the device's default one.
+    """The tasks of one stream; `number` 0 is the device's default stream.
 
-    begun, done: how many have been taken out, and how many of these have ended: another thread than the one
-    that asks may be at work on the last.
+    begun, done: numbers of tasks taken out, and of tasks that ended: another thread may still run the last
+    one.
     """
 
     def __init__(self, device: int, number: int) -> None:
         self.device, self.number = device, number
         self.waiting: deque[Task] = deque()
         self.submitted = self.begun = self.done = 0
-        self.recording: Recording | None = None  # into which tasks go while a graph is captured
+        self.recording: Recording | None = None  # collects tasks while a graph is captured
 
     @property
     def end(self) -> Mark:
         return Mark(self, self.submitted)
 
     def using(self, span: Span, owner: "Queue | None" = None) -> Iterator[Task]:
-        """Copies that wait and are to use memory, but for those that `owner`, a stream, waits for itself."""
+        """Pending copies that will use memory, except those that the stream `owner` waits for itself."""
         waits = owner.waiting if owner is not None else ()
         waited = max(
             (task.after.tasks for task in waits if task.after and task.after.queue is self), default=0
@@ -84,8 +84,8 @@ class Queue:
 class Scheduler:
     """All queues of a machine, and the policy.
 
-    policy: one of POLICIES. "late-copies" delays all streams but the default ones, and "late-compute" those;
-    "random" runs some tasks of some stream at each submission; "sizes" runs none, ever.
+    policy: one of POLICIES. "late-copies" delays all streams except the default ones, "late-compute" delays
+        those; "random" runs some tasks of some stream at each submission; "sizes" never runs any.
     """
 
     def __init__(self, policy: str) -> None:
@@ -119,7 +119,7 @@ class Scheduler:
                 self.run_until(queue.end)
 
     def runs_immediately(self, queue: Queue) -> bool:
-        """Whether its tasks run as soon as they are submitted."""
+        """Return whether its tasks run as soon as they are submitted."""
         match self.policy:
             case "eager":
                 return True
@@ -130,7 +130,7 @@ class Scheduler:
         return False
 
     def run_until(self, mark: Mark) -> None:
-        """Run what a mark stands for, and what that waits for."""
+        """Run the tasks up to a mark, and the tasks that those wait for."""
         if mark.queue.done >= mark.tasks:
             return
         with self.lock:
@@ -139,7 +139,7 @@ class Scheduler:
                 return
             self._running = True
             try:
-                # Whatever the thread that waits has set: a default device, an inference mode or none.
+                # Ignore the settings of the waiting thread: a default device, or an inference mode.
                 with torch._C.DisableTorchFunction(), torch.inference_mode():
                     self._run(mark)
             finally:

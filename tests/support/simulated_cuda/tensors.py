@@ -15,7 +15,7 @@ _DEVICES = [torch.device("cuda", index) for index in range(8)]
 
 
 class DeviceTensor(Tensor):
-    """A tensor that says it is on cuda:`index`. `host` is the same memory, as who plays the device sees it.
+    """A tensor that reports the device cuda:`index`. `host` is the same memory, accessible to the simulation.
 
     Only operations reach its numbers; they become tasks (`operations`).
     """
@@ -32,7 +32,7 @@ class DeviceTensor(Tensor):
         return made
 
     def __init__(self, host: Tensor, index: int) -> None:
-        pass  # all is done above: torch's own takes no arguments
+        pass  # everything is done above: torch's own takes no arguments
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -42,7 +42,7 @@ class DeviceTensor(Tensor):
     ) -> Any:
         from tests.support.simulated_cuda.operations import dispatch
 
-        with torch._C.DisableTorchFunction():  # what the caller has in place is not for this
+        with torch._C.DisableTorchFunction():  # bypasses modes of the caller
             return dispatch(func, args, kwargs or {})
 
     @property
@@ -69,7 +69,7 @@ class DeviceTensor(Tensor):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Where a tensor lies, as a kernel is told: it neither keeps the memory nor what is in it."""
+    """The location of a tensor, as a kernel gets it: it keeps neither the memory nor its content alive."""
 
     device: int
     start: int  # bytes from the beginning of the device's memory
@@ -91,7 +91,7 @@ class Operand:
         )
 
     def tensor(self, *, alone: bool = False) -> Tensor:
-        """What is there now; alone: with a storage that holds nothing else."""
+        """Return the current tensor; alone: with a storage that holds nothing else."""
         allocator = machine().devices[self.device].allocator
         if not alone:
             every = allocator.bytes.view(self.dtype)
@@ -104,14 +104,14 @@ class Operand:
 
 
 def extent(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last."""
+    """Number of elements from the first to the last."""
     return 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 def new_tensor(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int, written: bool = False
 ) -> DeviceTensor:
-    """A tensor in memory of the current stream, whose numbers are none; written: by the next task."""
+    """A NaN-filled tensor in memory of the current stream; written: the next task writes all of it."""
     with torch._C.DisableTorchFunction():
         count = extent(size, stride)
         if not count:

@@ -1,4 +1,4 @@
-"""Copies: within a device, between two, and to and from the host's memory, pinned or not."""
+"""Copies: within a device, between two, and to and from host memory, pinned or not."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.support.simulated_cuda.tensors import DeviceTensor, Operand, new_tens
 
 
 def copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """into.copy_(source), one of them on a device."""
+    """Run into.copy_(source), with one of them on a device."""
     if isinstance(into, DeviceTensor):
         if isinstance(source, DeviceTensor):
             _across(into, source)
@@ -34,7 +34,7 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    """source.to(...), always a copy."""
+    """Run source.to(...), always with a copy."""
     like = torch.empty_strided(source.shape, source.stride(), dtype=dtype or source.dtype, device="meta")
     like = torch.empty_like(like, memory_format=memory_format or torch.preserve_format)
     target = source.device if device is None else torch.device(device)
@@ -43,7 +43,7 @@ def to_copy(
     if target.type == "cuda":
         index = machine().device if target.index is None else target.index
         return copy(new_tensor(like.shape, like.stride(), like.dtype, index), source, non_blocking)
-    # torch takes pinned memory where it need not wait, and converts on the device.
+    # As torch does, use pinned memory if it need not wait, and convert on the device.
     converted = source if like.dtype == source.dtype else to_copy(source, dtype=like.dtype)
     with torch._C.DisableTorchFunction():
         out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
@@ -52,14 +52,14 @@ def to_copy(
 
 
 def to_device(source: Tensor, index: int, cause: str = "copy to device") -> DeviceTensor:
-    """A tensor of the host, copied while it waits."""
+    """Copy a tensor of the host while it waits."""
     made = new_tensor(source.shape, source.stride(), source.dtype, index)
     _down(made, source, False, cause)
     return made
 
 
 def put(numbers: Tensor, index: int) -> DeviceTensor:
-    """What the device has worked out while the host waited."""
+    """Place a result on the device that was computed while the host waited."""
     made = new_tensor(numbers.shape, numbers.stride(), numbers.dtype, index)
     place = Operand.of(made)
     machine().launch("put", lambda: place.tensor().copy_(numbers), index, counted=0)
@@ -67,7 +67,7 @@ def put(numbers: Tensor, index: int) -> DeviceTensor:
 
 
 def _across(into: DeviceTensor, source: DeviceTensor) -> None:
-    """On one device a task like others. Between two it runs on the source's, and both streams wait for it."""
+    """Copy on one device as an ordinary task. Between two, the source's runs it and both streams wait."""
     of, place, origin = machine(), Operand.of(into), Operand.of(source)
 
     def run() -> None:
@@ -87,7 +87,7 @@ def _down(into: DeviceTensor, source: Tensor, non_blocking: bool, cause: str = "
     of, place = machine(), Operand.of(into)
     of.copied["host to device"] += source.nbytes
     later = non_blocking and source.is_pinned() and source.dtype == into.dtype and source.is_contiguous()
-    if not later:  # what is not pinned has been read when the call returns, and nobody may capture it
+    if not later:  # unpinned memory has been read when the call returns, and cannot be captured
         of.forbid_in_capture(cause)
         source = source.detach().clone()
     if source.dim() and into.dim() < source.dim():
@@ -114,5 +114,5 @@ def _up(into: Tensor, source: DeviceTensor, non_blocking: bool, pinned: bool = F
 
 
 def _span_of(tensor: Tensor) -> Span:
-    """The bytes of a tensor of the host without gaps."""
+    """Bytes of a host tensor without gaps."""
     return Span(None, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)

@@ -1,4 +1,4 @@
-"""A chat over an engine that follows a script."""
+"""A chat over a scripted engine."""
 
 from collections.abc import Iterator
 from pathlib import Path

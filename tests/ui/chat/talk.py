@@ -1,4 +1,4 @@
-"""Helpers of the chat tests: input to a chat, and reading of its output."""
+"""Helpers of the chat tests: input to a chat, and its output."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ ANSWER = "The sky is blue because of scattering."
 
 
 def say(chat: ChatController, text: str) -> str:
-    """The text of the answer."""
+    """Ask, and return the text of the answer."""
     return finished(chat.ask(text))
 
 

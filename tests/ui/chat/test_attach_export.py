@@ -1,4 +1,4 @@
-"""`/attach` and `/export`: what goes with a question, what is refused, and a conversation as Markdown."""
+"""`/attach` and `/export`: attachments, refusals, and a conversation as Markdown."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, finished, said, say, shown
 
 
-def test_files_go_with_the_next_question_alone(chat: ChatController, tmp_path: Path) -> None:
+def test_attachments_go_with_the_next_question_only(chat: ChatController, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfbuy milk\r\nand bread\r\n")
     (tmp_path / "code.md").write_text("```python\nx\n```\n")
     assert shown(chat, "/attach").startswith("Nothing is attached")
@@ -27,7 +27,7 @@ def test_files_go_with_the_next_question_alone(chat: ChatController, tmp_path: P
     assert chat.build_question("And now?") == "And now?"
 
 
-def test_what_is_attached_is_read_again_or_removed(chat: ChatController, tmp_path: Path) -> None:
+def test_attachments_are_read_again_or_removed(chat: ChatController, tmp_path: Path) -> None:
     for folder, text in (("a", "old"), ("b", "b"), ("a", "new")):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "notes.txt").write_text(text)
@@ -50,7 +50,7 @@ def test_what_is_attached_is_read_again_or_removed(chat: ChatController, tmp_pat
     ],
     ids=["binary", "zero", "blank", "long", "longer", "missing"],
 )
-def test_what_cannot_be_attached_is_refused_in_one_line(
+def test_refused_attachments(
     chat: ChatController, engine: ScriptedEngine, tmp_path: Path, data: bytes | None, complaint: str
 ) -> None:
     engine.context = 60
@@ -61,7 +61,7 @@ def test_what_cannot_be_attached_is_refused_in_one_line(
     assert "\n" not in str(caught.value) and not chat.attachments
 
 
-def test_paths_that_are_no_files(chat: ChatController, tmp_path: Path) -> None:
+def test_paths_that_are_not_files(chat: ChatController, tmp_path: Path) -> None:
     for path, complaint in (
         (tmp_path, "is a folder"),
         ("/dev/zero", "is not a regular file"),
@@ -71,7 +71,7 @@ def test_paths_that_are_no_files(chat: ChatController, tmp_path: Path) -> None:
             run_command(chat, f"/attach {path}")
 
 
-def test_a_conversation_is_exported_and_exported_again(chat: ChatController, tmp_path: Path) -> None:
+def test_export_and_export_again(chat: ChatController, tmp_path: Path) -> None:
     file = tmp_path / "talk.md"
     with pytest.raises(RequestError, match="the conversation is empty"):
         run_command(chat, f"/export {file}")
@@ -86,7 +86,7 @@ def test_a_conversation_is_exported_and_exported_again(chat: ChatController, tmp
     assert "And then?" in file.read_text()
 
 
-def test_other_files_are_not_written_over(chat: ChatController, tmp_path: Path) -> None:
+def test_export_does_not_overwrite_other_files(chat: ChatController, tmp_path: Path) -> None:
     say(chat, "Why?")
     (tmp_path / "mine.md").write_text("mine")
     for path, complaint in (

@@ -17,7 +17,7 @@ ANSWERS = (
 )
 
 
-def test_blocks_of_answers_are_counted_from_the_last(archive: SessionArchive) -> None:
+def test_code_blocks_are_counted_from_the_last_answer(archive: SessionArchive) -> None:
     chat = ChatController(ScriptedEngine(ANSWERS), SETUP, archive)
     with pytest.raises(RequestError, match="no answer has a block of code"):
         run_command(chat, "/copy code")
@@ -36,5 +36,5 @@ def test_blocks_of_answers_are_counted_from_the_last(archive: SessionArchive) ->
         run_command(chat, "/copy codex")
 
 
-def test_what_is_a_block_of_code() -> None:
+def test_detection_of_code_blocks() -> None:
     assert code_blocks("`x` and\n\n    indented\n\n```\n\n```\n") == [CodeBlock("", "indented")]

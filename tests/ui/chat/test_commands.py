@@ -1,4 +1,4 @@
-"""The names of commands, what is one, and what the user is told."""
+"""Names of commands, parsing, and messages to the user."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from offspec.ui.chat.commands import COMMANDS, command_help, escaped, find, is_c
 from offspec.ui.chat.handlers import ACTIONS
 
 
-def test_every_command_does_something_and_says_what() -> None:
+def test_every_command_has_a_handler_and_a_description() -> None:
     assert list(ACTIONS) == list(COMMANDS)
     for name, command in COMMANDS.items():
         assert command.name == name
@@ -37,7 +37,7 @@ def test_parse(line: str, name: str, argument: str) -> None:
     assert (command.name, rest) == (name, argument)
 
 
-def test_what_is_said_to_the_model() -> None:
+def test_lines_that_are_questions() -> None:
     for line in ("", "/", "//help", " /help", "/usr/bin/env is missing", "/* c */", "/2 + 2", "Why?"):
         assert not is_command(line), line
 
@@ -53,20 +53,20 @@ def test_what_is_said_to_the_model() -> None:
         ("/usr/bin", "/usr/bin"),
     ],
 )
-def test_two_slashes_say_one_where_one_would_be_a_command(typed: str, said: str) -> None:
+def test_double_slash_escapes_a_command(typed: str, said: str) -> None:
     assert unescaped(typed) == said
     assert escaped(said) == typed
 
 
 @given(st.text("/aqut ", max_size=8) | st.sampled_from(["/quit", "//new x", "///help", "/TODO"]))
-def test_what_is_handed_back_is_said_again_and_never_run(text: str) -> None:
+def test_returned_questions_are_never_run_as_commands(text: str) -> None:
     assert unescaped(escaped(text)) == text
     if is_command(escaped(text)):
         with pytest.raises(RequestError, match="unknown command"):
             parse(escaped(text))
 
 
-def test_an_unknown_command_names_the_nearest() -> None:
+def test_unknown_command_suggests_the_nearest() -> None:
     with pytest.raises(
         RequestError, match=r"unknown command /hlep; did you mean /help\? .* start the line with a space"
     ):

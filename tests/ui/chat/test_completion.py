@@ -38,7 +38,7 @@ def test_completion(chat: ChatController, tmp_path: Path, monkeypatch: pytest.Mo
     assert all(completion.help for completion in chat.complete("/"))
 
 
-def test_conversations_are_looked_for_once_a_line(
+def test_conversations_are_listed_once_per_line(
     chat: ChatController, archive: SessionArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(chat, "Why is it so?")

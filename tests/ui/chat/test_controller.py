@@ -1,4 +1,4 @@
-"""Every command, in every state of a chat: nothing said, idle, busy, after an error."""
+"""Every command, in every state of a chat: new, idle, busy, after an error."""
 
 import errno
 import os
@@ -33,10 +33,10 @@ from tests.support import sample_plans as samples
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, finished, said, say, shown
 
-# Nothing said yet
+# A new chat
 
 
-def test_looking_around_before_anything_is_said(chat: ChatController) -> None:
+def test_information_commands_in_a_new_chat(chat: ChatController) -> None:
     for line in (
         "/retry",
         "/edit",
@@ -58,10 +58,10 @@ def test_looking_around_before_anything_is_said(chat: ChatController) -> None:
     assert "no plan" in shown(chat, "/plan")
     assert "self (4-bit)" in shown(chat, "/draft")
     assert isinstance(run_command(chat, "/clear"), NewConversation)
-    assert not list(chat.archive.folder.glob("*"))  # nothing was said, so nothing is kept
+    assert not list(chat.archive.folder.glob("*"))  # no message, so nothing is saved
 
 
-def test_what_takes_nothing_says_so(chat: ChatController) -> None:
+def test_commands_without_arguments_refuse_them(chat: ChatController) -> None:
     for name, command in COMMANDS.items():
         if not command.takes_argument:
             with pytest.raises(RequestError, match=f"/{name} takes no argument; omit"):
@@ -77,10 +77,10 @@ def test_plans(archive: SessionArchive) -> None:
     assert "draft none, one token per pass." in report(chat)
 
 
-# Idle, with something said
+# Idle, with messages
 
 
-def test_an_answer_is_followed_and_kept(chat: ChatController, archive: SessionArchive) -> None:
+def test_answer_is_streamed_and_saved(chat: ChatController, archive: SessionArchive) -> None:
     assert say(chat, "//help, please?") == ANSWER
     assert said(chat) == ["//help, please?", ANSWER]
     assert [entry.title for entry in archive.list()] == ["//help, please?"]
@@ -89,7 +89,7 @@ def test_an_answer_is_followed_and_kept(chat: ChatController, archive: SessionAr
     assert run_command(chat, "/tree") == OpenView("tree")
 
 
-def test_a_question_is_said_as_it_is_and_handed_back_as_it_is_typed(chat: ChatController) -> None:
+def test_question_escaping_round_trip(chat: ChatController) -> None:
     say(chat, "/quit now")
     assert said(chat)[0] == "/quit now"
     say(chat, "Why?\nTell me.")
@@ -102,13 +102,13 @@ def test_a_question_is_said_as_it_is_and_handed_back_as_it_is_typed(chat: ChatCo
     assert run_command(chat, "/edit") == EditQuestion("/help me", "/edit //help me")
 
 
-def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: SessionArchive) -> None:
+def test_trees_are_collected_only_if_enabled(engine: ScriptedEngine, archive: SessionArchive) -> None:
     chat = ChatController(engine, replace(SETUP, trees=False), archive)
     assert not any(isinstance(event, TreeSeen) for event in chat.ask("Why?"))
     assert not chat.trees
 
 
-def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: SessionArchive) -> None:
+def test_identical_retry_is_refused(archive: SessionArchive) -> None:
     engine = ScriptedEngine(["one", "two", "three", "four", "word " * 20])
     chat = ChatController(engine, replace(SETUP, sampling=SamplingOverrides()), archive)
     say(chat, "Why?")
@@ -125,7 +125,7 @@ def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: SessionArchi
         engine.requests[1].params == SamplingParams(temperature=0.7)
         and chat.session.params == SamplingParams()
     )
-    assert run_command(chat, "/retry") == offer, "that answer is there already, as another version"
+    assert run_command(chat, "/retry") == offer, "that answer exists already, as another version"
     run_command(chat, "/set presence_penalty=1")
     again = run_command(chat, "/retry")
     assert isinstance(again, StreamAnswer) and finished(again.events) == "three"
@@ -161,7 +161,7 @@ def test_undo(chat: ChatController) -> None:
     assert said(chat) == []
 
 
-def test_undo_and_branch_go_between_versions(archive: SessionArchive) -> None:
+def test_undo_and_branch_switch_versions(archive: SessionArchive) -> None:
     chat = ChatController(ScriptedEngine(["a", "b", "c", "d", "e"]), SETUP, archive)
     say(chat, "One?")
     finished(run_command(chat, "/retry").events)  # type: ignore[union-attr]
@@ -221,7 +221,7 @@ def test_copy(archive: SessionArchive) -> None:
         run_command(chat, "/copy 3")
 
 
-def test_clear_begins_anew_with_the_same_settings(chat: ChatController) -> None:
+def test_clear_keeps_settings(chat: ChatController) -> None:
     run_command(chat, "/system Be brief.")
     run_command(chat, "/set top_k=5")
     say(chat, "Why?")
@@ -234,7 +234,7 @@ def test_clear_begins_anew_with_the_same_settings(chat: ChatController) -> None:
     assert chat.file != file and Conversation.read(file).turns == 1
 
 
-def test_clear_on_a_full_disk_names_what_can_be_done(
+def test_clear_on_a_full_disk_names_remedies(
     chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: object, target: object) -> None:
@@ -257,7 +257,7 @@ def test_clear_on_a_full_disk_names_what_can_be_done(
 # Busy
 
 
-def test_what_may_run_while_an_answer_comes(chat: ChatController, archive: SessionArchive) -> None:
+def test_commands_allowed_during_an_answer(chat: ChatController, archive: SessionArchive) -> None:
     say(chat, "Before?")
     events = chat.ask("Why?")
     for event in events:
@@ -282,7 +282,7 @@ def test_what_may_run_while_an_answer_comes(chat: ChatController, archive: Sessi
 # After an error
 
 
-def test_after_an_error_everything_works(archive: SessionArchive) -> None:
+def test_everything_works_after_an_error(archive: SessionArchive) -> None:
     engine = ScriptedEngine([Script("one two three four five", fail_after=1), ANSWER])
     chat = ChatController(engine, SETUP, archive)
     with pytest.raises(StreamError):
@@ -295,6 +295,6 @@ def test_after_an_error_everything_works(archive: SessionArchive) -> None:
     assert said(chat) == ["Why?", ANSWER]
 
 
-def test_notices_are_noted(chat: ChatController) -> None:
+def test_notices_are_recorded(chat: ChatController) -> None:
     chat.on_event(Notice("reads are buffered"))
     assert chat.notes == ["reads are buffered"]

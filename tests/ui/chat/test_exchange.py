@@ -1,4 +1,4 @@
-"""`/draft`: another engine under the same conversation, or the same again."""
+"""`/draft`: replace the engine within a conversation, or reload the same."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_draft(chat: ChatController, tmp_path: Path) -> None:
             run_command(chat, f"/draft {wrong}")
 
 
-def test_what_is_loaded_takes_over_at_once(chat: ChatController, engine: ScriptedEngine) -> None:
+def test_loaded_engine_takes_over_immediately(chat: ChatController, engine: ScriptedEngine) -> None:
     engine.sources = ("self", "suffix")
     assert "already" in shown(chat, "/draft auto")
     assert "suffix from the next answer on" in shown(chat, "/draft suffix")
@@ -42,7 +42,7 @@ def test_what_is_loaded_takes_over_at_once(chat: ChatController, engine: Scripte
 
 
 class Openings(ScriptedLoad):
-    """An opener of engines that make more of what they were asked for."""
+    """Opens a new engine for each call, with the requested configuration."""
 
     def __init__(self, *failing: str) -> None:
         super().__init__(ScriptedEngine([ANSWER]), failing=failing)
@@ -53,7 +53,7 @@ class Openings(ScriptedLoad):
         return engine
 
 
-def test_an_exchange_goes_on_with_the_conversation(chat: ChatController, engine: ScriptedEngine) -> None:
+def test_exchange_continues_the_conversation(chat: ChatController, engine: ScriptedEngine) -> None:
     say(chat, "Why?")
     run_command(chat, "/set temperature=0.5")
     opener, none = Openings(), EngineConfig("demo", draft="none")
@@ -68,9 +68,7 @@ def test_an_exchange_goes_on_with_the_conversation(chat: ChatController, engine:
     engine.closed = True
 
 
-def test_what_comes_back_after_a_failed_exchange_follows_its_plan(
-    archive: SessionArchive, tmp_path: Path
-) -> None:
+def test_failed_exchange_restores_the_engine_with_its_plan(archive: SessionArchive, tmp_path: Path) -> None:
     plan, opener = tmp_path / "plan.json", Openings("bad/draft")
     opener.engine.sources = ("self", "suffix")
     chat = ChatController.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
@@ -79,26 +77,26 @@ def test_what_comes_back_after_a_failed_exchange_follows_its_plan(
     failures: list[OffspecError] = []
     bad = replace(SETUP.config, draft="bad/draft")
     chat.reload(bad, opener, chat.on_event, failures.append)
-    assert opener.asked == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
+    assert opener.calls == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
     assert [str(failure) for failure in failures] == ["bad/draft has another vocabulary"]
     assert chat.engine.draft == "suffix" and chat.config == SETUP.config
     say(chat, "And?")
     assert len(said(chat)) == 4
     chat.reload(replace(SETUP.config, draft="none"), opener, chat.on_event, pytest.fail)
     chat.reload(bad, opener, chat.on_event, failures.append)
-    assert chat.engine.draft == "none", "what was chosen among the sources before was for the other engine"
+    assert chat.engine.draft == "none", "the earlier choice of sources belonged to the other engine"
     chat.close()
 
 
-def test_an_engine_without_a_controller_is_closed(archive: SessionArchive) -> None:
+def test_engine_without_a_controller_is_closed(archive: SessionArchive) -> None:
     opener = Openings()
     with pytest.raises(SessionError):
         ChatController.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
     assert opener.engines[0].closed
 
 
-def test_a_chat_outlives_two_failures(archive: SessionArchive) -> None:
-    """The other draft cannot be loaded, nor the model as it was: as when its disk is away."""
+def test_chat_survives_two_failures(archive: SessionArchive) -> None:
+    """Neither the other draft nor the previous model can be loaded, as when the disk is disconnected."""
     opener = Openings()
     chat = ChatController.open(SETUP, opener, archive, lambda event: None)
     say(chat, "Why?")
@@ -119,11 +117,11 @@ def test_a_chat_outlives_two_failures(archive: SessionArchive) -> None:
     chat.close()
 
 
-def test_a_model_that_was_renamed_is_not_given_up(
+def test_renamed_model_is_not_lost(
     archive: SessionArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "some" / "model").mkdir(parents=True)  # its name has the form of a hub id as well
+    (tmp_path / "some" / "model").mkdir(parents=True)  # its name could also be a Hub id
     setup = replace(SETUP, config=replace(SETUP.config, model="some/model"))
     opener = Openings()
     chat = ChatController.open(setup, opener, archive, lambda event: None)
@@ -136,7 +134,7 @@ def test_a_model_that_was_renamed_is_not_given_up(
     chat.close()
 
 
-def test_the_context_is_counted_after_an_exchange_and_a_resume(archive: SessionArchive) -> None:
+def test_context_is_counted_after_exchange_and_resume(archive: SessionArchive) -> None:
     setup = replace(SETUP, system="Be kind, and answer in few words.")
     chat = ChatController(ScriptedEngine([ANSWER]), setup, archive)
     say(chat, "Why is the sky blue?")

@@ -1,4 +1,4 @@
-"""The line that is printed when a chat is left, and what it does when it is typed."""
+"""The line printed when a chat ends, and the command in it."""
 
 import shlex
 from dataclasses import replace
@@ -22,11 +22,11 @@ from tests.ui.chat.talk import SETUP, say
         ("chat demo --system x --session=old", "chat demo"),
     ],
 )
-def test_the_words_of_a_chat_without_its_conversation(argv: str, words: str) -> None:
+def test_command_of_a_chat_without_a_conversation(argv: str, words: str) -> None:
     assert restart_command(["/bin/offspec", *argv.split()]) == ("offspec", *words.split())
 
 
-def test_the_line_names_the_conversation_once_there_is_one(archive: SessionArchive, tmp_path: Path) -> None:
+def test_resume_line_names_the_conversation(archive: SessionArchive, tmp_path: Path) -> None:
     setup = replace(SETUP, command=("offspec", "chat", "./a model"))
     chat = ChatController(ScriptedEngine(), setup, archive)
     assert chat.resume_command() == ""

@@ -35,13 +35,13 @@ def test_parts(text: str, parts: list[Part]) -> None:
     assert split_reasoning(text) == parts
 
 
-def test_a_template_may_have_opened_the_thought() -> None:
+def test_reasoning_opened_by_the_template() -> None:
     assert split_reasoning("", "<think>\n") == [thinking("", closed=False)]
     assert split_reasoning("hm", "<think>\n") == [thinking("hm", closed=False)]
     assert split_reasoning("hm\n</think>\nYes.", "<think>\n") == [thinking("hm"), said("Yes.")]
 
 
-def test_talk_about_tags_is_text() -> None:
+def test_tags_mentioned_in_text_are_text() -> None:
     for text in (
         "Write <think> before what it thinks.",
         "The tag `</think>` ends it.",
@@ -52,14 +52,14 @@ def test_talk_about_tags_is_text() -> None:
         assert split_reasoning(text) == [said(text)]
 
 
-def test_code_left_open_in_a_thought_does_not_swallow_the_answer() -> None:
+def test_unclosed_code_in_reasoning_does_not_swallow_the_answer() -> None:
     assert split_reasoning("<think>\n```py\nx = 1\n</think>\nDone.") == [
         thinking("```py\nx = 1"),
         said("Done."),
     ]
 
 
-def test_a_growing_answer_never_moves_text_back_into_a_thought() -> None:
+def test_growing_answer_never_moves_text_into_reasoning() -> None:
     text = "<think>\nhm `x`\n</think>\n\nYes, `<think>` is a tag.\n```\n<think>\n```\nEnd."
     spoken = ""
     for end in range(text.index("Yes") + 1, len(text) + 1):
@@ -69,7 +69,7 @@ def test_a_growing_answer_never_moves_text_back_into_a_thought() -> None:
         spoken = parts[1].text
 
 
-def test_without_thinking() -> None:
+def test_without_reasoning() -> None:
     assert without_reasoning("<think>a</think>One.\n<think>b</think>\nTwo.") == "One.\n\nTwo."
     assert without_reasoning("  <think>only this") == "  <think>only this"
     assert without_reasoning("x = 1\n    y\n") == "x = 1\n    y"

@@ -1,4 +1,4 @@
-"""`/save`, `/load`, and what a chat begins with that resumes a conversation."""
+"""`/save`, `/load`, and the start of a resumed chat."""
 
 import os
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_save_to_a_file_and_load_it(chat: ChatController, tmp_path: Path) -> Non
     assert str(file) in shown(chat, f"/save {file}")
     say(chat, "And?")
     assert Conversation.read(file).turns == 1
-    shown(chat, f"/save {file}")  # the same conversation may be copied over itself
+    shown(chat, f"/save {file}")  # the same conversation may overwrite its own copy
     assert Conversation.read(file).turns == 2
     run_command(chat, "/clear")
     say(chat, "Other?")
@@ -54,11 +54,11 @@ def test_save_to_a_file_and_load_it(chat: ChatController, tmp_path: Path) -> Non
     assert (tmp_path / "notes.json").read_text() == "{}"
     run_command(chat, f"/load {file}")
     say(chat, "More?")
-    assert Conversation.read(file).turns == 3  # who opens a file goes on in it
+    assert Conversation.read(file).turns == 3  # opening a file continues it
 
 
-def test_paths_that_cannot_be(chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may look everywhere, so a folder that may not be looked at is played."""
+def test_invalid_paths(chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read every folder, so the permission error is simulated."""
     say(chat, "Why?")
     look, locked = Path.stat, str(tmp_path / "locked")
 
@@ -76,7 +76,7 @@ def test_paths_that_cannot_be(chat: ChatController, tmp_path: Path, monkeypatch:
         chat.complete(line)
 
 
-def test_a_title_is_not_taken_where_it_cannot_be_written(chat: ChatController) -> None:
+def test_title_is_unchanged_if_it_cannot_be_written(chat: ChatController) -> None:
     say(chat, "Why?")
     chat.file.unlink()
     chat.file.mkdir()
@@ -85,7 +85,7 @@ def test_a_title_is_not_taken_where_it_cannot_be_written(chat: ChatController) -
     assert chat.session.conversation.title == "Why?"
 
 
-def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(chat: ChatController) -> None:
+def test_conversation_with_a_shared_title_is_named_by_its_id(chat: ChatController) -> None:
     for question in ("Why?", "why?"):
         say(chat, question)
         name = "Why?" if question == "Why?" else chat.session.conversation.id
@@ -94,7 +94,7 @@ def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(chat: Chat
     assert isinstance(run_command(chat, f"/load {name}"), NewConversation)
 
 
-def test_a_conversation_with_another_model_says_so(chat: ChatController, archive: SessionArchive) -> None:
+def test_conversation_with_another_model_is_reported(chat: ChatController, archive: SessionArchive) -> None:
     other = Conversation(model="other/model", title="Elsewhere", messages=[Message("user", "Why?")])
     other.write(archive.file_for(other))
     outcome = run_command(chat, "/load Elsewhere")
@@ -107,7 +107,7 @@ def test_a_conversation_with_another_model_says_so(chat: ChatController, archive
 # Resuming
 
 
-def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: SessionArchive) -> None:
+def test_resume_selects_the_latest_of_this_model(chat: ChatController, archive: SessionArchive) -> None:
     run_command(chat, "/system Be brief.")
     run_command(chat, "/set temperature=0.5 top_k=3")
     say(chat, "Why?")
@@ -126,9 +126,7 @@ def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: Se
     )
 
 
-def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(
-    chat: ChatController, archive: SessionArchive
-) -> None:
+def test_conversation_open_elsewhere_is_not_resumed(chat: ChatController, archive: SessionArchive) -> None:
     say(chat, "Why?")
     other = ChatController(ScriptedEngine([ANSWER]), SETUP, archive)
     say(other, "Other?")
@@ -141,10 +139,8 @@ def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(
     assert isinstance(run_command(other, "/load Why?"), NewConversation)
 
 
-def test_what_cannot_be_read_is_named_where_a_conversation_is_resumed(
-    chat: ChatController, archive: SessionArchive
-) -> None:
-    """Whether or not another one can be: what is damaged may be the one that was meant."""
+def test_unreadable_conversations_are_named_on_resume(chat: ChatController, archive: SessionArchive) -> None:
+    """Even if another one can be resumed: the damaged one may be the one that was meant."""
     say(chat, "Why?")
     chat.close()
     cut = archive.folder / "20260101-000000-abcdef.json"
@@ -160,7 +156,7 @@ def test_what_cannot_be_read_is_named_where_a_conversation_is_resumed(
         replace(SETUP, resume="").session_to_resume(archive)
 
 
-def test_resume_by_name_and_with_nothing_there(chat: ChatController, archive: SessionArchive) -> None:
+def test_resume_by_name_and_without_conversations(chat: ChatController, archive: SessionArchive) -> None:
     new = ChatController(ScriptedEngine(), replace(SETUP, resume=""), archive)
     assert "new one" in new.notes[0]
     say(chat, "Why?")

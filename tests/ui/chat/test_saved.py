@@ -17,7 +17,7 @@ from tests.ui.chat.talk import said, say
 
 @pytest.fixture
 def earlier(chat: ChatController) -> Path:
-    """A conversation with two versions of an answer, which another has followed."""
+    """A conversation with two versions of an answer, followed by another conversation."""
     say(chat, "Why?")
     outcome = run_command(chat, "/edit How?")
     assert isinstance(outcome, StreamAnswer)
@@ -32,9 +32,7 @@ def titles(archive: SessionArchive) -> list[str]:
     return sorted(entry.title for entry in archive.list())
 
 
-def test_another_conversation_is_renamed_and_is_otherwise_as_it_was(
-    chat: ChatController, archive: SessionArchive, earlier: Path
-) -> None:
+def test_rename_changes_only_the_title(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
     before = Conversation.read(earlier)
     rename(chat, earlier, "  AC/DC\tlive ")
     after = Conversation.read(earlier)
@@ -47,7 +45,7 @@ def test_another_conversation_is_renamed_and_is_otherwise_as_it_was(
     assert chat.session.conversation.title == "Here" and titles(archive) == ["AC/DC live", "Here"]
 
 
-def test_a_name_that_is_refused(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
+def test_refused_names(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
     for title, why in ((" \n", "needs a name"), ("where?", "another conversation is named 'where\\?'")):
         with pytest.raises(RequestError, match=why):
             rename(chat, earlier, title)
@@ -56,14 +54,16 @@ def test_a_name_that_is_refused(chat: ChatController, archive: SessionArchive, e
     assert titles(archive) == ["HOW?", "Where?"]
 
 
-def test_a_conversation_is_deleted(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
+def test_delete_a_conversation(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
     delete(chat, earlier)
     assert titles(archive) == ["Where?"] and not earlier.exists()
     assert not list(archive.folder.glob(f".{earlier.name}*"))
     delete(chat, earlier)  # as another process may have done
 
 
-def test_what_is_open_is_not_deleted(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
+def test_open_conversation_is_not_deleted(
+    chat: ChatController, archive: SessionArchive, earlier: Path
+) -> None:
     with pytest.raises(RequestError, match="is open here; begin a new one with /clear"):
         delete(chat, chat.file)
     claim = Claim(earlier)
@@ -75,10 +75,8 @@ def test_what_is_open_is_not_deleted(chat: ChatController, archive: SessionArchi
     assert titles(archive) == ["How?", "Where?"] and said(chat)[0] == "Where?"
 
 
-def test_a_folder_that_cannot_be_written(
-    chat: ChatController, earlier: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Root may write everywhere, so it is played."""
+def test_read_only_folder(chat: ChatController, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so the error is simulated."""
 
     def refuse(file: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")

@@ -15,10 +15,10 @@ from tests.ui.chat.talk import SETUP, finished, say, shown
 PARAMS = SETUP.sampling.apply_to(SamplingParams())
 
 
-def test_set_shows_everything_and_one(chat: ChatController) -> None:
+def test_set_shows_all_parameters_or_one(chat: ChatController) -> None:
     text = shown(chat, "/set")
     assert SamplingParams.__dataclass_fields__.keys() >= MEANINGS.keys()
-    for name in MEANINGS:  # rules by token ids are for callers in Python
+    for name in MEANINGS:  # token-id rules are for callers in Python
         assert f"| `{name}` |" in text
     assert shown(chat, "/set top-p").startswith("`top_p` is `1`: ")
 
@@ -36,7 +36,7 @@ def test_set_shows_everything_and_one(chat: ChatController) -> None:
         ("bad_words=alas bad_words='oh my'", {"bad_words": ("alas", "oh my")}),
     ],
 )
-def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -> None:
+def test_set_changes_parameters(chat: ChatController, line: str, changes: dict[str, Any]) -> None:
     assert shown(chat, f"/set {line}").startswith("From the next answer on, ")
     assert chat.session.params == replace(PARAMS, **changes)
     assert shown(chat, f"/set {line}") == "No change: already set."
@@ -65,7 +65,7 @@ def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -
         ('stop="open', "a quote is not closed"),
     ],
 )
-def test_set_refuses_and_changes_nothing(chat: ChatController, line: str, error: str) -> None:
+def test_refused_set_changes_nothing(chat: ChatController, line: str, error: str) -> None:
     with pytest.raises(RequestError, match=error):
         run_command(chat, f"/set {line}")
     with pytest.raises(RequestError):
@@ -85,7 +85,7 @@ def test_seed(chat: ChatController) -> None:
         run_command(chat, "/seed -5")
 
 
-def test_seed_leaves_out_answers_that_were_told_none(chat: ChatController) -> None:
+def test_seed_omits_answers_without_a_seed(chat: ChatController) -> None:
     say(chat, "Why?")
     question, answer = chat.session.messages
     assert answer.figures is not None
@@ -94,7 +94,7 @@ def test_seed_leaves_out_answers_that_were_told_none(chat: ChatController) -> No
     assert "the last answer" not in shown(chat, "/seed")
 
 
-def test_help_lists_what_can_be_set(chat: ChatController) -> None:
+def test_help_lists_parameters(chat: ChatController) -> None:
     run_command(chat, "/set top_k=7")
     page = shown(chat, "/help set")
     assert all(f"| `{name}` |" in page for name in MEANINGS) and "`7`" in page

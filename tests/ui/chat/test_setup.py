@@ -1,4 +1,4 @@
-"""Opening the engine of a chat, in a process of its own that ends afterwards."""
+"""Opening a chat's engine in a process of its own, which ends afterwards."""
 
 import importlib.util
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.tiny_models import write_model
 
-# Triton is imported by whatever compiles kernels, and says at the end of the process what is not freed.
+# Triton is imported by any code that compiles kernels, and reports leaks when the process ends.
 CHILD = """
 import sys
 import triton.language
@@ -28,7 +28,7 @@ for memory in (1_000_000, 4_000_000_000):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_a_process_ends_without_a_report_of_leaks(tmp_path: Path) -> None:
+def test_process_ends_without_a_leak_report(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(write_model(tmp_path / "model"))], capture_output=True, text=True
     )

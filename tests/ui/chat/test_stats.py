@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def chat(tmp_path: Path) -> ChatController:
-    """Its third answer fails."""
+    """A chat whose third answer fails."""
     engine = ScriptedEngine(
         ["The sky is blue, and so on.", "The sky is blue, and so on.", Script("a b c d e f", 1)]
     )
@@ -44,7 +44,7 @@ def passed(index: int, emitted: int = 4) -> PassStats:
     return PassStats(index, 412, 9, 9, emitted, 0.8, 25.2, 10**9, wait_seconds=20.0, compute_seconds=5.0)
 
 
-def test_the_line_follows_an_answer() -> None:
+def test_status_line_follows_an_answer() -> None:
     clock = Clock()
     stats = ChatStats(clock)
     assert stats.live_line() == ""
@@ -57,7 +57,7 @@ def test_the_line_follows_an_answer() -> None:
     assert (
         stats.live_line() == "reading the prompt: 214 tokens, 1,020 cached · layer 3/80 · 1.90 GB/s · 1.5 s"
     )
-    stats.on_event(Prefill(214, 1020, 3, 80))  # told beside the progress; the answer does not begin again
+    stats.on_event(Prefill(214, 1020, 3, 80))  # sent along with the progress; the answer does not start again
     stats.on_event(TextDelta("Hi", (1,)))
     stats.on_event(passed(1))
     stats.on_event(PassProgress(2, 0, 0, 80, 0, 0.0))
@@ -68,7 +68,7 @@ def test_the_line_follows_an_answer() -> None:
     assert stats.live_line() == "tree of 412 · waiting for layer 1 · 1.1 s"
     stats.on_event(PassProgress(2, 412, 37, 80, 1_900_000_000, 1.0))
     assert stats.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 s of 26.0 s"
-    clock.now += 30  # the disk stands still, and the line says so
+    clock.now += 30  # the disk stalls, and the line shows it
     assert stats.live_line().endswith("· 31.0 s")
     stats.end_answer()
     assert stats.live_line() == ""
@@ -76,7 +76,7 @@ def test_the_line_follows_an_answer() -> None:
     assert stats.live_line() == "reading the prompt: 1 token · 0.0 s"
 
 
-def test_sums_and_splits() -> None:
+def test_totals_and_time_split() -> None:
     stats = ChatStats()
     stats.on_event(PREFILL)
     stats.on_event(passed(1, 3))
@@ -90,7 +90,7 @@ def test_sums_and_splits() -> None:
     assert stats.session.tokens == 8
 
 
-def test_history_is_bounded_and_whole() -> None:
+def test_history_is_bounded_and_complete() -> None:
     stats = ChatStats()
     before = stats.history
     for index in range(HISTORY + 5):
@@ -120,7 +120,7 @@ def test_report(chat: ChatController) -> None:
     assert lines[0].startswith("reading the prompt") and chat.stats.live_line() == ""
 
 
-def test_who_guessed_is_told_where_there_were_several() -> None:
+def test_draft_sources_are_reported_if_there_are_several() -> None:
     stats = ChatStats()
     for guessed in ((("self", 3),), (("self", 1), ("some/head", 4)), ()):
         stats.on_event(replace(passed(1), guessed_by=guessed))

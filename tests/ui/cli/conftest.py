@@ -13,7 +13,7 @@ from tests.ui.cli.program import LOADING, TEXT
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    """What is loaded in this test; change its answers before `offspec` is called."""
+    """The engine loaded in this test; change its answers before calling `offspec`."""
     engine = ScriptedEngine([Script(TEXT, pass_tokens=2)])
     engine.loud = True
     return engine
@@ -22,9 +22,9 @@ def engine() -> ScriptedEngine:
 @pytest.fixture
 def load(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedLoad:
     notice = "reads are buffered: this file system [tmpfs] has no O_DIRECT"
-    load = ScriptedLoad(engine, told=LOADING, notices=[notice])
+    load = ScriptedLoad(engine, progress=LOADING, notices=[notice])
     monkeypatch.setitem(sys.modules, "offspec.engine.load", load.as_module())
-    monkeypatch.setattr(checks, "check_files", lambda config, plan=None: None)  # what is named is not there
+    monkeypatch.setattr(checks, "check_files", lambda config, plan=None: None)  # the named files do not exist
     return load
 
 

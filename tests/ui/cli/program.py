@@ -1,4 +1,4 @@
-"""The program in a process of its own, what it is given there, and the line in which it tells an error."""
+"""The program in a process of its own, its input, and its error line."""
 
 import json
 import os
@@ -19,12 +19,12 @@ DRIVER = "tests.ui.cli.scripted_program"
 TEXT = "The sky is truly blue [really]."
 LOADING = (LoadProgress("opening [model]", 1, 2, "files"), LoadProgress("unpacking", 10**9, 2 * 10**9))
 HEAVY = "torch transformers numpy huggingface_hub safetensors gguf accelerate bitsandbytes textual"
-# Longer than a test waits before it interrupts: 256 passes.
+# 256 passes: longer than a test waits before it interrupts.
 ENDLESS = {"answers": ["".join(f"line {i}\n" for i in range(200))], "pass_tokens": 1, "delay": 0.1}
 
 
 class Child(subprocess.Popen[AnyStr]):
-    """A process that is killed where its test fails, and after a while, so that no reader of it hangs."""
+    """A process that is killed if its test fails, or after a while, so that no reader hangs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,7 +66,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def error_line(result: Result) -> str:
-    """The one line that begins with `error:`, after checking that it is alone."""
+    """Return the one line that begins with `error:`, after checking that it is alone."""
     lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("error: ")

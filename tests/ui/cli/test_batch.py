@@ -1,4 +1,4 @@
-"""`offspec batch` as a command: what it is given, what it says, and how it ends."""
+"""`offspec batch` as a command: options, output, and exit codes."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def requests(tmp_path: Path) -> Path:
     return path
 
 
-def test_answers_and_what_is_said(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+def test_answers_and_messages(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
     out = requests.with_name("out.jsonl")
     result = offspec("batch", str(requests), str(out), "demo", "--temperature", "0.5")
     assert result.exit_code == 0 and not result.stdout
@@ -40,13 +40,13 @@ def test_answers_and_what_is_said(offspec: Program, load: ScriptedLoad, requests
     assert len(out.read_text().splitlines()) == 2
 
 
-def test_lines_have_the_models_sampling(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+def test_lines_use_the_models_sampling_defaults(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
     load.engine.sampling_defaults = SamplingParams(temperature=0.6, top_k=20)
     with requests.open("a") as file:
         file.write('{"id": "c", "prompt": "Why?", "temperature": 0}\n')
     result = offspec("batch", str(requests), str(requests.with_name("out.jsonl")), "demo")
-    asked = [(each.params.temperature, each.params.top_k) for each in load.engine.requests]
-    assert sorted(asked) == [(0.0, 20), (0.6, 20), (0.6, 20)]
+    used = [(each.params.temperature, each.params.top_k) for each in load.engine.requests]
+    assert sorted(used) == [(0.0, 20), (0.6, 20), (0.6, 20)]
     line = "temperature 0.6, top_k 20 (from generation_config.json); --greedy for temperature 0"
     assert f"sampling defaults: {line}\n" in result.stderr
     out = requests.with_name("greedy.jsonl")
@@ -85,7 +85,7 @@ def test_validate_refuses_what_a_run_refuses(offspec: Program, load: ScriptedLoa
     good = json.dumps({"prompt": "Why?", "temperature": 0.5})
     requests.write_text("\n".join([*lines, good]))
     validated = offspec("batch", str(requests), "--validate")
-    assert (validated.exit_code, load.asked) == (2, [])
+    assert (validated.exit_code, load.calls) == (2, [])
     *faults, last = validated.stderr.splitlines()
     assert last == f"error: 7 of 8 lines of {requests} are invalid; correct or remove them"
     out = requests.with_name("out.jsonl")
@@ -99,23 +99,23 @@ def test_validate_refuses_what_a_run_refuses(offspec: Program, load: ScriptedLoa
     assert faults == [f"line {at + 1}: {errors[at]}" for at in range(len(bodies))]
 
 
-def test_a_file_without_a_good_line_loads_nothing(
+def test_file_without_a_valid_line_loads_nothing(
     offspec: Program, load: ScriptedLoad, requests: Path
 ) -> None:
-    """No result is kept either: the ids of lines that are mended are still to be asked."""
+    """No result is saved either, so that corrected lines with the same ids still run."""
     out = requests.with_name("out.jsonl")
     requests.write_text('{"prompt": 3}\n' * 12)
     result = offspec("batch", str(requests), str(out), "demo")
     first, *_, more, last = result.stderr.splitlines()
     assert first.startswith("line 1: messages[0].content must be ") and more.startswith("and 2 more lines")
     assert last == f"error: 12 of 12 lines of {requests} are invalid; correct or remove them"
-    assert (result.exit_code, load.asked, out.exists()) == (2, [], False)
+    assert (result.exit_code, load.calls, out.exists()) == (2, [], False)
     requests.write_text("\n")
     result = offspec("batch", str(requests), str(out), "demo")
-    assert (result.exit_code, load.asked) == (2, []) and "has no requests" in error_line(result)
+    assert (result.exit_code, load.calls) == (2, []) and "has no requests" in error_line(result)
 
 
-def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+def test_invalid_lines_are_named(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
     out = requests.with_name("out.jsonl")
     requests.write_text('{"prompt": "Why?"}\nnonsense\n')
     result = offspec("batch", str(requests), str(out), "demo")
@@ -123,28 +123,28 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     assert f"2 results are in {out}, 1 of them errors; " in result.stderr
     with requests.open("a") as file:
         file.write("more nonsense\n")
-    loaded = len(load.asked)
+    loaded = len(load.calls)
     assert offspec("batch", str(requests), str(out), "demo", "--quiet").exit_code == 1
-    assert len(load.asked) == loaded and len(out.read_text().splitlines()) == 3
+    assert len(load.calls) == loaded and len(out.read_text().splitlines()) == 3
     out = requests.with_name("another.jsonl")
     requests.write_text('{"prompt": "Why?", "model": "another"}\n')
     result = offspec("batch", str(requests), str(out), "demo")
     assert result.exit_code == 1 and "all lines failed" in result.stderr
     assert "1 result is in" in result.stderr and "another" in out.read_text()
     again = offspec("batch", str(requests), str(out), "demo")
-    assert again.exit_code == 0 and len(out.read_text().splitlines()) == 1  # nothing is asked again
+    assert again.exit_code == 0 and len(out.read_text().splitlines()) == 1  # no line runs again
     assert "1 of them errors (1 from earlier runs: delete those lines to retry them)" in again.stderr
 
 
 def test_errors_of_earlier_runs_count(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
-    """In both formats; a line that was deleted is asked again."""
+    """In both formats; a line whose result was deleted runs again."""
     out = requests.with_name("out.jsonl")
-    asked = {"messages": [{"role": "user", "content": "Why?"}]}
+    body = {"messages": [{"role": "user", "content": "Why?"}]}
     wrapped = {"method": "POST", "url": "/v1/chat/completions"}
     lines: list[dict[str, object]] = [
         {"id": "a", "prompt": "Why?", "model": "another"},
-        {"custom_id": "b", **wrapped, "body": {**asked, "model": "another"}},
-        {"custom_id": "c", **wrapped, "body": asked},
+        {"custom_id": "b", **wrapped, "body": {**body, "model": "another"}},
+        {"custom_id": "c", **wrapped, "body": body},
         {"id": "d", "prompt": "Why?"},
     ]
     requests.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:3]))
@@ -175,24 +175,26 @@ def test_errors_of_earlier_runs_count(offspec: Program, load: ScriptedLoad, requ
         ("IN OUT demo --top-p 3", "--top-p must be"),
     ],
 )
-def test_wrong_use(offspec: Program, load: ScriptedLoad, requests: Path, given: str, expected: str) -> None:
+def test_usage_errors(
+    offspec: Program, load: ScriptedLoad, requests: Path, given: str, expected: str
+) -> None:
     named = {"IN": str(requests), "OUT": str(requests.with_name("out"))}
     result = offspec("batch", *(named.get(word, word) for word in given.split()))
     assert result.exit_code in (1, 2) and expected in error_line(result)
 
 
-def test_ctrl_c_says_how_to_go_on(requests: Path) -> None:
+def test_ctrl_c_explains_how_to_resume(requests: Path) -> None:
     out = requests.with_name("out")
     with start("batch", str(requests), str(out), "demo", script=ENDLESS) as program:
         assert program.stderr
         assert any("[answering" in line for line in iter(program.stderr.readline, ""))
         program.send_signal(signal.SIGINT)
-        _, told = program.communicate(timeout=PATIENCE)
-    assert program.returncode == 130 and "Traceback" not in told
+        _, stderr = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 130 and "Traceback" not in stderr
     assert (
-        "0 of 2 results are in" in told
-        and "run the same command to resume" in told
-        and "[engine closed]" in told
+        "0 of 2 results are in" in stderr
+        and "run the same command to resume" in stderr
+        and "[engine closed]" in stderr
     )
 
 
@@ -203,7 +205,7 @@ def test_ctrl_c_in_the_middle_of_a_task(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An exception there would be one that asyncio prints."""
+    """asyncio would print an exception raised there."""
 
     def struck(line: Line, model: str) -> dict[str, Any]:
         signal.raise_signal(signal.SIGINT)
@@ -222,10 +224,10 @@ def test_ctrl_c_in_the_middle_of_a_task(
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_a_table(
+def test_table_output(
     offspec: Program, load: ScriptedLoad, requests: Path, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made of the lines in the end; run once more, it is the same."""
+    """Made from the lines at the end; a second run gives the same table."""
     out = requests.with_name("out.parquet")
     if not installed:
         monkeypatch.setattr("offspec.server.batch.results.find_spec", lambda name: None)
@@ -245,7 +247,7 @@ def test_a_table(
 def test_ray_is_missing(
     offspec: Program, load: ScriptedLoad, requests: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said before anything is loaded; the model may be where this machine is not."""
+    """It is reported before anything is loaded; the model may be missing on this machine."""
     monkeypatch.setitem(sys.modules, "ray", None)
     out = requests.with_name("out.jsonl")
     result = offspec("batch", str(requests), str(out), "/elsewhere/model", "--ray", "auto")

@@ -1,4 +1,4 @@
-"""`offspec bench`: real answers of a tiny model, as a table, Markdown and JSON; and an earlier run."""
+"""`offspec bench`: real answers of a tiny model as a table, Markdown and JSON; comparison of runs."""
 
 import json
 import re
@@ -23,7 +23,7 @@ PROMPTS = ("w5 w9 w17", "w3 w8")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model, and its disturbed copy as the draft."""
+    """A model, and a disturbed copy as the draft."""
     folder = tmp_path_factory.mktemp("models")
     target, draft = write_model(folder / "target"), write_model(folder / "draft")
     disturb(draft)
@@ -51,7 +51,7 @@ def facts(page: str) -> dict[str, str]:
     return {line[:24].strip(): line[24:].strip() for line in page.splitlines()}
 
 
-def test_a_table_of_real_answers(run: Call) -> None:
+def test_table_of_real_answers(run: Call) -> None:
     result = run("--temperature", "0.7")
     assert result.exit_code == 0, result.output
     lines = facts(result.stdout)
@@ -61,7 +61,7 @@ def test_a_table_of_real_answers(run: Call) -> None:
     assert lines["temperature"] == "0.7" and "predicted" not in lines
 
 
-def test_a_run_agrees_with_itself_and_not_with_one_of_other_settings(
+def test_runs_agree_only_with_equal_settings(
     run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "_CLOSE", float("inf"))  # speeds of milliseconds differ
@@ -79,12 +79,12 @@ def test_a_run_agrees_with_itself_and_not_with_one_of_other_settings(
     other = run("--check", str(file), "--temperature", "1.0", "--draft", "none", "--quiet")
     assert other.exit_code == 1
     assert "this run differs from" in error_line(other) and "temperature is 1" in other.stderr
-    lines = facts(other.stdout)  # without a draft there is one speed and no gain
+    lines = facts(other.stdout)  # without a draft there is one speed and no speedup
     assert "1.00 tokens" in lines["generation"] and lines["tree"] == "none"
     assert "gain" not in lines and "speculation" not in other.stdout
 
 
-def test_a_speed_that_was_not_measured_is_no_zero(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_speed_is_not_zero(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "TOKENS_ALONE", 1)  # the first pass is not timed
     result = run()
     assert result.exit_code == 0, result.output
@@ -93,7 +93,7 @@ def test_a_speed_that_was_not_measured_is_no_zero(run: Call, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_time_that_is_over_ends_the_answers(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_ends_the_answers(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**6, 600))
     monkeypatch.setattr("offspec.engine.benchmark.time.monotonic", lambda: float(next(clock)))
     found = json.loads(run("--json", "--seconds", "5").stdout)
@@ -104,7 +104,7 @@ def test_time_that_is_over_ends_the_answers(run: Call, monkeypatch: pytest.Monke
     ("text", "reason"),
     [(None, "cannot be read"), ("[1]", "not the output of"), ("\udcff", "not the output of")],
 )
-def test_a_wrong_file_is_found_before_anything_is_loaded(
+def test_invalid_file_is_found_before_loading(
     text: str | None, reason: str, run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offspec.engine.load.load", None)
@@ -146,7 +146,7 @@ def test_figures() -> None:
     assert (empty.speedup, empty.link_share, empty.prompt_tok_per_s) == (0, 0, 0)
 
 
-def test_what_two_runs_disagree_on() -> None:
+def test_disagreements_of_two_runs() -> None:
     assert setting_differences(_run(), _run(answers=((1, 2), (4, 5, 6)), settings={"model": "a"})) == []
     (tokens,) = setting_differences(_run(), _run(answers=((1, 9, 3), (4, 5))))
     assert tokens == "answer 1 differs from token 2 on"
@@ -156,7 +156,7 @@ def test_what_two_runs_disagree_on() -> None:
     assert other_model == ["model is b (before: a)"]
 
 
-def test_what_explains_a_disagreement_is_listed_after_it() -> None:
+def test_explanations_follow_a_disagreement() -> None:
     streams = {"model": "a", "layers": "5 on disk"}
     speed, layers = setting_differences(_run(), _run(drafted=Generation(80, 10, 16.0), settings=streams))
     assert speed.startswith("with speculation: 5 tok/s")
@@ -170,6 +170,6 @@ def test_what_explains_a_disagreement_is_listed_after_it() -> None:
     assert setting_differences(cold, _run(settings=cold.settings, seed=2)) == []
 
 
-def test_nothing_to_compare_is_no_agreement() -> None:
+def test_empty_comparison_is_not_agreement() -> None:
     (unknown,) = setting_differences(_run(), _run(alone=Generation()))
     assert unknown == "without speculation: no speed measured in one of the runs; allow more `seconds`"

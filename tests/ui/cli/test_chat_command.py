@@ -1,4 +1,4 @@
-"""`offspec chat`: what its options become, and which user interface is chosen."""
+"""`offspec chat`: how options map to a setup, and which user interface is chosen."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from offspec.ui.cli.main import app
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ChatSetup, bool]]:
-    """Chats that were begun: on the screen or in lines, with what, quiet or not. One is kept as shopping."""
+    """Chats that were started: terminal UI or lines, setup, and quiet. One is saved as shopping."""
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
     talk = Conversation(model="demo", messages=[Message("user", "Why?")], title="shopping")
     talk.write(SessionArchive().file_for(talk))
@@ -42,13 +42,13 @@ def test_options_become_a_setup(begun: list[tuple[str, ChatSetup, bool]]) -> Non
     how, setup, quiet = begun[0]
     assert (how, quiet) == ("lines", True)  # there is no terminal under a test
     assert (setup.config.model, setup.config.memory, setup.config.draft) == ("demo", 10**9, "none")
-    own = SamplingParams(temperature=0.6, top_k=20)  # of the model
+    own = SamplingParams(temperature=0.6, top_k=20)  # from the model
     params = SamplingParams(temperature=0.6, top_k=5, stop=("END",), max_tokens=2048)
     assert setup.sampling.apply_to(own) == params
     assert setup.resume is None and setup.system is None and setup.trees
 
 
-def test_only_what_was_given_goes_over_a_resumed_conversation(
+def test_given_options_override_a_resumed_conversation(
     begun: list[tuple[str, ChatSetup, bool]],
 ) -> None:
     call("demo", "--resume", "--temperature", "0", "--max-tokens", "2048")
@@ -70,7 +70,7 @@ def test_only_what_was_given_goes_over_a_resumed_conversation(
         (True, True, "", "lines"),
     ],
 )
-def test_the_terminal_ui_needs_a_terminal(
+def test_terminal_ui_needs_a_terminal(
     begun: list[tuple[str, ChatSetup, bool]],
     monkeypatch: pytest.MonkeyPatch,
     stdin: bool,
@@ -87,7 +87,7 @@ def test_the_terminal_ui_needs_a_terminal(
     assert begun[0][0] == expected
 
 
-def test_the_largest_library_is_open_before_torch_is_imported() -> None:
+def test_largest_library_is_opened_before_torch_is_imported() -> None:
     program = (
         "import sys; from offspec.ui.chat.setup import preload_torch; preload_torch(); "
         "assert 'torch' not in sys.modules; print('libtorch_cpu' in open('/proc/self/maps').read())"

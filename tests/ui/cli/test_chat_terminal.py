@@ -1,4 +1,4 @@
-"""The whole chat, from keys to screen and file: the real program and model in a terminal of tmux."""
+"""The whole chat, from keys to screen and file: the real program and model in a tmux terminal."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ def start(data: Path, *options: str) -> Tmux:
 
 
 def messages(data: Path) -> list[Message]:
-    """Those of the only conversation that is kept; none where there is none yet."""
+    """Messages of the only saved conversation; none if there is none yet."""
     files = list(data.rglob("*.json"))
     assert len(files) <= 1
     return list(Conversation.read(files[0]).messages) if files else []
@@ -47,7 +47,7 @@ def last(data: Path) -> Message | None:
 
 
 def is_under_way(data: Path) -> Callable[[], bool]:
-    """Whether something of an answer has been kept that goes on."""
+    """Return whether an unfinished answer has been saved."""
 
     def check() -> bool:
         message = last(data)
@@ -57,13 +57,13 @@ def is_under_way(data: Path) -> Callable[[], bool]:
 
 
 def is_kept(data: Path, seen: str) -> bool:
-    """Whether the last message is an answer that has at least these letters."""
+    """Return whether the last message is an answer with at least these letters."""
     message = last(data)
     return message is not None and message.role == "assistant" and words_of(message.content).startswith(seen)
 
 
 def answered(data: Path, count: int) -> Callable[[], bool]:
-    """Return a check that there are `count` answers, all of them complete."""
+    """Return a check that there are `count` complete answers."""
 
     def check() -> bool:
         answers = [message for message in messages(data) if message.role == "assistant"]
@@ -73,13 +73,13 @@ def answered(data: Path, count: int) -> Callable[[], bool]:
 
 
 def words_of(text: str) -> str:
-    """Only letters, so that lines and marks of Markdown do not count."""
+    """Keep only letters, so that line breaks and Markdown do not count."""
     return "".join(filter(str.isalnum, text))
 
 
 # Two programs that load a real model: half a minute.
 @pytest.mark.exhaustive
-def test_a_conversation_outlives_its_process(tmp_path: Path) -> None:
+def test_conversation_survives_its_process(tmp_path: Path) -> None:
     """One answer is stopped and one ends; the chat is resumed, and killed in the middle of an answer."""
     data = tmp_path / "data"
     with start(data, "--draft", "suffix") as terminal:
@@ -130,7 +130,7 @@ def test_a_conversation_outlives_its_process(tmp_path: Path) -> None:
 
 
 def shown_of_answer(screen: str) -> str:
-    """The letters between the last question and the line that tells what the machine does."""
+    """Letters between the last question and the status line."""
     lines = screen.rstrip().splitlines()
-    asked = [number for number, line in enumerate(lines) if TALE in line and "·" not in line]
-    return words_of("".join(lines[asked[-1] + 1 : -2])) if asked else ""
+    question_lines = [number for number, line in enumerate(lines) if TALE in line and "·" not in line]
+    return words_of("".join(lines[question_lines[-1] + 1 : -2])) if question_lines else ""

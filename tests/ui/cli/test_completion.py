@@ -14,7 +14,7 @@ from offspec_planners.hardware_rates import preset_names
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with a model in the cache of the hub, two conversations, a default, and files here."""
+    """An environment with a cached Hub model, two conversations, a default, and files in this folder."""
     hub = tmp_path / "hub"
     for name in (
         "models--Qwen--Qwen3-0.6B/snapshots/abc",
@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def offered(line: str) -> list[str]:
-    """What may take the place of the last word of a line, which is begun."""
+    """Return the completions for the partly typed last word of a line."""
     words = line.split(" ")
     variables = {"_OFFSPEC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(app, [], env=variables, prog_name="offspec")
@@ -47,22 +47,22 @@ def offered(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", ["chat", "generate", "plan", "pack", "distill", "serve"])
-def test_models_are_those_on_this_machine(command: str) -> None:
+def test_local_models_are_completed(command: str) -> None:
     assert offered(f"offspec {command} ") == ["demo", "demo-wide", "Qwen/Qwen3-0.6B", "Llama/", "one.gguf"]
     assert offered(f"offspec {command} Q") == ["Qwen/Qwen3-0.6B"]
     assert offered(f"offspec {command} ./") == ["./Llama/", "./one.gguf"]
 
 
-def test_the_model_of_a_batch_comes_last() -> None:
+def test_batch_completes_the_model_last() -> None:
     assert offered("offspec batch in.jsonl out.jsonl Q") == ["Qwen/Qwen3-0.6B"]
 
 
-def test_drafts_and_lists_of_them() -> None:
+def test_drafts_and_lists_of_drafts() -> None:
     assert offered("offspec chat demo --draft ") == [*SOURCES, "demo", "demo-wide", "Qwen/Qwen3-0.6B"]
     assert offered("offspec chat demo --draft suffix,Q") == ["suffix,Qwen/Qwen3-0.6B"]
 
 
-def test_machines() -> None:
+def test_hardware_presets() -> None:
     presets = [name for name in preset_names() if name.startswith("rtx-40")]
     assert presets and offered("offspec plan demo --hardware rtx-40") == presets
     assert offered("offspec hardware rtx-40") == presets
@@ -70,11 +70,11 @@ def test_machines() -> None:
     assert offered("offspec plan demo --hardware m")[-1] == "mine.json"
 
 
-def test_conversations_by_names_that_need_no_quotes() -> None:
+def test_conversations_have_names_without_quotes() -> None:
     assert sorted(offered("offspec chat demo --session ")) == ["bbbb", "trip"]
 
 
-def test_keys_and_values_of_defaults() -> None:
+def test_keys_and_values_of_config() -> None:
     assert "draft" in offered("offspec config set ") and offered("offspec config set th") == ["theme"]
     assert offered("offspec config unset ") == []
     CliRunner().invoke(app, ["config", "set", "theme", "dark"])
@@ -87,7 +87,7 @@ def test_keys_and_values_of_defaults() -> None:
     assert offered("offspec config set memory ") == []
 
 
-def test_nothing_is_raised_where_nothing_can_be_read(home: Path) -> None:
+def test_unreadable_folders_raise_nothing(home: Path) -> None:
     (home / "config").mkdir()
     (home / "config" / "config.toml").write_text("not = toml = at all")
     assert offered("offspec config unset ") == []

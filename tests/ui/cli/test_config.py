@@ -1,4 +1,4 @@
-"""`offspec config` and what its file does to other commands."""
+"""`offspec config`, and the effect of its file on other commands."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_set_get_list_unset_path(file: Path, offspec: Call) -> None:
     assert defaults.default_map(get_command(app), [])["chat"]["notify"] == "off"
 
 
-def test_comments_stay(file: Path) -> None:
+def test_comments_are_kept(file: Path) -> None:
     file.parent.mkdir()
     file.write_text('# my laptop\nmemory = "8GB"  # of 16\n\ndraft = "suffix"')
     UserConfig().set("memory", "9GB")
@@ -56,21 +56,21 @@ def test_comments_stay(file: Path) -> None:
     assert file.read_text() == '# my laptop\nmemory = "9GB"  # of 16\n\ncontext = 512\n'
 
 
-def test_a_comment_after_a_value_stays(file: Path) -> None:
+def test_comment_after_a_value_is_kept(file: Path) -> None:
     file.parent.mkdir()
     for line in ('theme = "a # \\" b"# c', "theme='dark' # c", "  theme =1e3 # c", 'theme = ""# c'):
         file.write_text(f"{line}\n")
         UserConfig().set("theme", "light")
         assert file.read_text().endswith("# c\n") and UserConfig().values == {"theme": "light"}
-    text = 'draft = """\nsuffix"""\n'  # which only a person can edit
+    text = 'draft = """\nsuffix"""\n'  # a line that only a person can edit
     file.write_text(text)
     with pytest.raises(RequestError, match="change it by hand"):
         UserConfig().set("draft", "none")
     assert file.read_text() == text
 
 
-def test_the_file_stays_as_it_is_but_for_the_value(file: Path, tmp_path: Path) -> None:
-    """A link to it, its permissions and its ends of lines."""
+def test_only_the_value_in_the_file_changes(file: Path, tmp_path: Path) -> None:
+    """A link to it, its permissions and its line ends."""
     file.parent.mkdir()
     mine = tmp_path / "dotfiles.toml"
     mine.write_bytes(b'theme = "dark"\r\n# mine\r\n')
@@ -82,28 +82,33 @@ def test_the_file_stays_as_it_is_but_for_the_value(file: Path, tmp_path: Path) -
     assert file.is_symlink() and mine.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_command_takes_the_defaults_and_options_win(file: Path, offspec: Call, load: ScriptedLoad) -> None:
+def test_options_override_defaults(file: Path, offspec: Call, load: ScriptedLoad) -> None:
     for key, value in (("model", "./mine"), ("memory", "8GB"), ("draft", "suffix"), ("kv-cache", "int8")):
         offspec("config", "set", key, value)
     assert offspec("generate", "other", "Why?", "--memory", "1GB").exit_code == 0
     assert offspec("chat", input="Why?\n").exit_code == 0
-    (asked, _), (chatted, _) = load.asked
-    assert (asked.model, asked.memory, asked.draft, asked.kv_cache) == ("other", 10**9, "suffix", "int8")
+    (generated, _), (chatted, _) = load.calls
+    assert (generated.model, generated.memory, generated.draft, generated.kv_cache) == (
+        "other",
+        10**9,
+        "suffix",
+        "int8",
+    )
     assert (chatted.model, chatted.memory, chatted.draft) == ("./mine", 8 * 10**9, "suffix")
 
 
-def test_greedy_wins_over_a_default_temperature(file: Path, offspec: Call, load: ScriptedLoad) -> None:
+def test_greedy_overrides_a_default_temperature(file: Path, offspec: Call, load: ScriptedLoad) -> None:
     load.engine.sampling_defaults = SamplingParams(temperature=0.6, top_k=20)
     offspec("config", "set", "temperature", "0.7")
     assert offspec("generate", "demo", "Why?").exit_code == 0
     assert offspec("generate", "demo", "Why?", "--greedy").exit_code == 0
-    warm, greedy = (asked.params for engine in load.engines for asked in engine.requests)
+    warm, greedy = (generated.params for engine in load.engines for generated in engine.requests)
     assert (warm, greedy) == (SamplingParams(temperature=0.7, top_k=20), SamplingParams())
-    assert [config.temperature for config, _ in load.asked] == [0.7, 0.0]
+    assert [config.temperature for config, _ in load.calls] == [0.7, 0.0]
 
 
 @pytest.mark.parametrize("command", ["chat --resume", "serve", "pack"])
-def test_a_command_without_a_model_says_what_to_give(file: Path, offspec: Call, command: str) -> None:
+def test_missing_model_names_the_remedy(file: Path, offspec: Call, command: str) -> None:
     result = offspec(*command.split())
     said = " ".join(result.stderr.replace("│", " ").split())
     assert result.exit_code == 2
@@ -112,7 +117,7 @@ def test_a_command_without_a_model_says_what_to_give(file: Path, offspec: Call, 
 
 
 @pytest.mark.parametrize(
-    "text,told",
+    "text,message",
     [
         ("# one\nmemroy = 1", "line 2: unknown key 'memroy'; valid keys are model, memory"),
         ('model = "m"\nmemory = "lots"', "line 2: invalid value 'lots' for memory: cannot read 'lots'"),
@@ -122,24 +127,24 @@ def test_a_command_without_a_model_says_what_to_give(file: Path, offspec: Call, 
         ("model: demo", "is not valid TOML: Expected '=' after a key in a key/value pair (at line 1"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_one_line(file: Path, offspec: Call, text: str, told: str) -> None:
+def test_invalid_file_is_one_error_line(file: Path, offspec: Call, text: str, message: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
     line = error_line(offspec("generate", "demo", "Why?"))
-    assert str(file) in line and told in line
+    assert str(file) in line and message in line
 
 
 @pytest.mark.parametrize(
     "key,value",
     [("contxt", "1"), ("device", "tpu"), ("context", "many"), ("theme", "pink"), ("notify", "loud")],
 )
-def test_what_is_wrong_is_not_set(file: Path, offspec: Call, key: str, value: str) -> None:
+def test_invalid_values_are_not_set(file: Path, offspec: Call, key: str, value: str) -> None:
     result = offspec("config", "set", key, value)
     assert result.exit_code == 2 and key in error_line(result)
     assert not file.exists()
 
 
-def test_a_file_that_cannot_be_read_or_written(file: Path, offspec: Call) -> None:
+def test_inaccessible_file(file: Path, offspec: Call) -> None:
     file.parent.write_text("no folder")
     assert "(Not a directory): fix or remove the file" in error_line(offspec("config", "list"))
     file.parent.unlink()
@@ -148,7 +153,7 @@ def test_a_file_that_cannot_be_read_or_written(file: Path, offspec: Call) -> Non
     assert "not UTF-8" in error_line(offspec("config", "list"))
 
 
-def test_a_plan_for_another_machine_goes_by_that_machine(file: Path) -> None:
+def test_plan_for_other_hardware_ignores_local_defaults(file: Path) -> None:
     for key, value in (("memory", "8GB"), ("draft", "suffix")):
         UserConfig().set(key, value)
     group = get_command(app)
@@ -156,12 +161,12 @@ def test_a_plan_for_another_machine_goes_by_that_machine(file: Path) -> None:
     assert here == {"memory": "8GB", "draft": "suffix"} and there == {"draft": "suffix"}
 
 
-def test_a_theme_is_for_chats_and_the_environment_wins(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_theme_is_overridden_by_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     UserConfig().set("theme", "light")
     monkeypatch.setenv("OFFSPEC_THEME", "dark")
     defaults.default_map(get_command(app), [])
     assert os.environ["OFFSPEC_THEME"] == "dark"
-    monkeypatch.setenv("OFFSPEC_THEME", "dark")  # and is put back afterwards
+    monkeypatch.setenv("OFFSPEC_THEME", "dark")  # and is restored afterwards
     monkeypatch.delenv("OFFSPEC_THEME")
     defaults.default_map(get_command(app), [])
     assert os.environ["OFFSPEC_THEME"] == "light"

@@ -40,19 +40,19 @@ def test_both_runs_and_their_speeds_are_shown(offspec: Call, load: ScriptedLoad)
     assert lines[8].startswith("1.0 times the speed, the same text. Memory limit 1.50 GB, ")
     assert "1.9 B parameters" in lines[-2] and "that of a small pair" in lines[-2]
     assert lines[-1] == LINE
-    assert [(config.model, config.draft, config.draft_bits, config.memory) for config, _ in load.asked] == [
+    assert [(config.model, config.draft, config.draft_bits, config.memory) for config, _ in load.calls] == [
         ("demo-wide", "none", None, 1_500_000_000),
         ("demo-wide", "demo", 4, 1_500_000_000),
     ]
-    assert [config.device for config, _ in load.asked] == ["cpu", "cpu"], "it streams beside a GPU too"
-    assert all(config.budget for config, _ in load.asked), "nothing is measured before the first token"
+    assert [config.device for config, _ in load.calls] == ["cpu", "cpu"], "it streams beside a GPU too"
+    assert all(config.budget for config, _ in load.calls), "nothing is measured before the first token"
     assert [engine.requests[-1].speculate for engine in load.engines] == [False, True]
     assert "O_DIRECT" in result.stderr, "notices are shown"
-    assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it says what comes"
+    assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it announces each run"
 
 
 @pytest.mark.usefixtures("larger")
-def test_without_speculation_only_the_rate_is_measured(
+def test_run_without_speculation_measures_only_the_rate(
     offspec: Call, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.answers = [Script(LONG, pass_tokens=1)]
@@ -66,18 +66,18 @@ def test_without_speculation_only_the_rate_is_measured(
 
 
 @pytest.mark.usefixtures("larger")
-def test_a_model_of_ones_own(offspec: Call, load: ScriptedLoad) -> None:
+def test_other_model(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("demo", "--model", "demo")
-    assert [(config.model, config.draft, config.memory) for config, _ in load.asked] == [
+    assert [(config.model, config.draft, config.memory) for config, _ in load.calls] == [
         ("demo", "none", 1_100_000_000),
         ("demo", "auto", 1_100_000_000),
     ]
-    assert load.asked[1][0].budget is None, "its tree is planned"
+    assert load.calls[1][0].budget is None, "its tree is planned"
     assert "1.9 B parameters" not in result.stdout + result.stderr
 
 
 @pytest.mark.usefixtures("larger")
-def test_a_limit_that_is_too_small_is_raised_unless_it_was_given(
+def test_small_memory_limit_is_raised_unless_given(
     offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = list[int]()
@@ -95,15 +95,15 @@ def test_a_limit_that_is_too_small_is_raised_unless_it_was_given(
     assert offspec("demo", "--memory", "1GB").exit_code == 1
     assert limits == [1_000_000_000]
     load.fail = DiskFullError("demo-wide needs 3.9 GB: make room there")
-    told = offspec("demo").stderr.splitlines()[-1]
-    assert told.startswith(f"error: {load.fail}; or run `offspec demo --model demo`")
+    printed = offspec("demo").stderr.splitlines()[-1]
+    assert printed.startswith(f"error: {load.fail}; or run `offspec demo --model demo`")
     monkeypatch.setattr(load, "fail", KeyboardInterrupt())
     result = offspec("demo")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "stopped")
 
 
 @pytest.mark.usefixtures("larger")
-def test_the_device_is_not_said_to_be_chosen_by_the_user(
+def test_messages_do_not_name_a_device_option(
     offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from offspec.plan.choose_device import choose_device
@@ -113,12 +113,12 @@ def test_the_device_is_not_said_to_be_chosen_by_the_user(
         return load(config, notify=notify)
 
     monkeypatch.setattr(sys.modules["offspec.engine.load"], "load", choosing)
-    told = offspec("demo").stderr.splitlines()
-    assert told.count("Computes on the CPU: the demo uses no GPU") == 1
-    assert not any("--device" in line for line in told), "the demo has no such option"
+    printed = offspec("demo").stderr.splitlines()
+    assert printed.count("Computes on the CPU: the demo uses no GPU") == 1
+    assert not any("--device" in line for line in printed), "the demo has no such option"
 
 
-def test_both_texts_a_bar_and_the_tree_are_drawn() -> None:
+def test_both_texts_bar_and_tree_are_drawn() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
     runs = [demo_view.Run("alone", "one two " * 8, tokens=2), demo_view.Run("drafted")]
     runs[0].work = demo_view.ProgressState.in_pass(PassProgress(3, 128, 15, 30, 1_800_000_000, 0.5))
@@ -132,7 +132,7 @@ def test_both_texts_a_bar_and_the_tree_are_drawn() -> None:
     assert "tree of pass 2: 9 nodes, 2 accepted" in shown and "★ ·air" in shown
 
 
-def test_loading_is_told_in_its_unit() -> None:
+def test_loading_is_reported_in_its_unit() -> None:
     work = demo_view.ProgressState.loading(LoadProgress("writing demo-wide", 1_930_000_000, 3_860_000_000))
     assert (work.text, work.done) == ("writing demo-wide: 1.93 GB of 3.86 GB", 0.5)
     assert (
@@ -142,8 +142,8 @@ def test_loading_is_told_in_its_unit() -> None:
     assert demo_view.ProgressState.loading(LoadProgress("opening", 0, 0)).text == "opening"
 
 
-def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[str]()
+def test_larger_model_exceeds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = list[str]()
     monkeypatch.setattr(
         hardware_profile,
         "profile",
@@ -151,12 +151,12 @@ def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.M
     )
 
     def planned(config: Any, hardware: Any) -> object:
-        asked.append(config.model)
+        models.append(config.model)
         return large()
 
     monkeypatch.setattr(other_hardware, "plan_for_hardware", planned)
     line = demo_summary.larger_model_line(lambda event: None)
-    assert asked == ["Qwen/Qwen3-14B"]
+    assert models == ["Qwen/Qwen3-14B"]
     assert f"about {large().forecast.tok_per_s:.2g} tokens per second" in line
     assert "`offspec plan Qwen/Qwen3-14B` shows the reasons" in line
 

@@ -1,4 +1,4 @@
-"""The summary of `offspec demo`: ratio, what bound each run, and why speculation was slow if it was."""
+"""The summary of `offspec demo`: speedup, the bottleneck of each run, and reasons for slow speculation."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ OWN = EngineConfig("./model", memory=4_000_000_000)
 def run(
     passes: int, each: int, seconds: float, *, draft: float = 0.0, wait: float = 0.0, **given: int
 ) -> Run:
-    """A run of equal passes of `each` tokens. draft, wait: seconds of a pass; paused: passes without."""
+    """A run of equal passes of `each` tokens. draft, wait: seconds per pass; paused: undrafted passes."""
     steps, moved = 3 if draft else 0, given.get("moved", 1_000_000_000)
     found = Run("with speculation" if draft else "one token per pass")
     found.passes = [
@@ -62,7 +62,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuLoad]:
     yield CpuLoad.measure()
 
 
-def test_the_ratio_and_what_bound_each_run(idle: CpuLoad) -> None:
+def test_speedup_and_bottleneck_of_each_run(idle: CpuLoad) -> None:
     alone = run(10, 1, 1.0, wait=0.7)
     lines = summary(alone, run(8, 10, 2.0, draft=0.5, wait=0.1), WIDE, idle)
     assert lines[1] == (
@@ -79,16 +79,16 @@ def test_the_ratio_and_what_bound_each_run(idle: CpuLoad) -> None:
     assert "bound by drafting (75% of the time)" in summary(alone, run(8, 4, 2.0, draft=1.5), OWN, idle)[2]
 
 
-def test_busy_processors_are_told(idle: CpuLoad, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_processors_are_reported(idle: CpuLoad, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, drafted = run(10, 1, 1.0), run(10, 1, 2.0, draft=0.5)
     busy = summary(alone, drafted, OWN, CpuLoad(99.5, 0.0))
     assert "0.5 times the speed" in busy[4]
     assert busy[-1].startswith("Other processes are busy (load average 99.5 on ")
-    monkeypatch.setattr(demo_summary, "_runqueue_wait_s", lambda: 15.0)  # of 30 s, as others came later
+    monkeypatch.setattr(demo_summary, "_runqueue_wait_s", lambda: 15.0)  # of 30 s, as others started later
     assert summary(alone, drafted, OWN, idle)[-1].startswith("Other processes are busy")
 
 
-def test_less_than_one_never_goes_without_a_reason(idle: CpuLoad) -> None:
+def test_slowdown_always_has_a_reason(idle: CpuLoad) -> None:
     alone, drafted = run(10, 1, 1.0), run(10, 1, 2.0, draft=0.5)
     assert summary(alone, drafted, OWN, idle)[-1] == "For this prompt, drafting cost more time than it saved."
     alone, drafted = run(10, 1, 1.0, moved=0), run(10, 1, 2.0, draft=0.5, moved=0)
@@ -96,7 +96,7 @@ def test_less_than_one_never_goes_without_a_reason(idle: CpuLoad) -> None:
     assert "all weights in memory" in summary(alone, drafted, OWN, idle)[4]
 
 
-def test_paused_drafting_is_told(idle: CpuLoad) -> None:
+def test_paused_drafting_is_reported(idle: CpuLoad) -> None:
     paused = run(10, 1, 1.0, draft=0.1, paused=9)
     said = [line for line in summary(run(10, 1, 1.0), paused, OWN, idle) if "paused" in line]
     assert said == [
@@ -104,7 +104,7 @@ def test_paused_drafting_is_told(idle: CpuLoad) -> None:
     ]
 
 
-def test_a_terminal_has_breaks_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     line = f"{'word ' * 15}`offspec plan Qwen/Qwen3-14B`"
     assert wrapped(line, StdoutWriter()) == line
@@ -114,7 +114,7 @@ def test_a_terminal_has_breaks_between_words(monkeypatch: pytest.MonkeyPatch) ->
     assert " ".join(wrapped(line, terminal).split()) == line
 
 
-def test_answers_that_differ_are_not_called_the_same(idle: CpuLoad) -> None:
+def test_different_answers_are_not_called_equal(idle: CpuLoad) -> None:
     other = run(2, 10, 1.0, draft=0.1)
     assert other.result is not None
     object.__setattr__(other.result, "token_ids", tuple(range(100, 120)))

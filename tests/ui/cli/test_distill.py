@@ -19,18 +19,18 @@ Call = Callable[..., Result]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command asks for; nothing is trained. failure: what to raise."""
-    asked: dict[str, Any] = {}
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arguments of the command; nothing is trained. failure: the error to raise."""
+    recorded: dict[str, Any] = {}
 
     def distill_head(
         wanted: DistillConfig, *, notify: Callable[[object], None], **given: Any
     ) -> heads.DistillResult:
-        asked.update(wanted=wanted, **given)
+        recorded.update(wanted=wanted, **given)
         notify(Notice(f"distilling [{wanted.model}]"))
         notify(LoadProgress("training", 1, 10, "steps", "loss 3.1"))
-        if "failure" in asked:
-            raise asked["failure"]
+        if "failure" in recorded:
+            raise recorded["failure"]
         acceptance = np.zeros((2, RANKS))
         acceptance[:, 0] = 0.5, 0.25
         measured = HeadAcceptance(acceptance, 4000)
@@ -40,10 +40,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
 
     monkeypatch.setattr(heads, "distill_head", distill_head)
-    return asked
+    return recorded
 
 
-def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_folder_goes_to_stdout(offspec: Call, recorded: dict[str, Any], tmp_path: Path) -> None:
     result = offspec("distill", "some/m", "--kind", "medusa", "--out", str(tmp_path / "head"))
     assert result.exit_code == 0
     assert result.stdout == "/some/place\n"
@@ -53,11 +53,11 @@ def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_pat
         "top-1 accuracy by depth on 4000 held-out tokens: 50 % (top 5: 50 %), 25 % (top 5: 25 %)",
         "expected with trees of 64 nodes: 1.62 tokens per pass",
     ]
-    assert asked["wanted"] == DistillConfig("some/m", "medusa", tmp_path / "head")
-    assert asked["memory"] is None
+    assert recorded["wanted"] == DistillConfig("some/m", "medusa", tmp_path / "head")
+    assert recorded["memory"] is None
 
 
-def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_options_are_passed_on(offspec: Call, recorded: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "p").write_text("Why?")
     options = (
         "--kind mlp --tokens 2M --length 99 --epochs 3 --minutes 1.5 --depth 5 --memory 2GB --dtype float32"
@@ -72,13 +72,13 @@ def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: P
         "--quiet",
         *options.split(),
     )
-    assert asked["wanted"] == DistillConfig("some/m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
-    assert asked["prompts"] == tmp_path / "p"
-    assert (asked["memory"], asked["dtype"], asked["device"]) == (2_000_000_000, "float32", "auto")
+    assert recorded["wanted"] == DistillConfig("some/m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
+    assert recorded["prompts"] == tmp_path / "p"
+    assert (recorded["memory"], recorded["dtype"], recorded["device"]) == (2_000_000_000, "float32", "auto")
     assert result.stderr == ""
 
 
-def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_json(offspec: Call, recorded: dict[str, Any], tmp_path: Path) -> None:
     result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--json")
     found = json.loads(result.stdout)
     assert found["folder"] == "/some/place"
@@ -86,11 +86,11 @@ def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     assert found["tokens_per_pass"] == pytest.approx(1.625)
 
 
-def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
-    for failure, code, told in (
+def test_errors_are_one_line(offspec: Call, recorded: dict[str, Any], tmp_path: Path) -> None:
+    for failure, code, message in (
         (DiskFullError("no room"), 1, "error: no room\n"),
         (KeyboardInterrupt(), 130, "stopped\n"),
     ):
-        asked["failure"] = failure
+        recorded["failure"] = failure
         result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")
-        assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", message)

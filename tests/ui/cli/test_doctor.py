@@ -1,4 +1,4 @@
-"""`offspec doctor`: a line for each finding, or JSON; its exit codes; what an interrupt leaves."""
+"""`offspec doctor`: one line per finding, or JSON; exit codes; and interrupts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,21 +21,21 @@ NO_GPU = Finding("NVIDIA driver", "absent", "no NVIDIA GPU")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is found, and the error that ends it; what was asked."""
-    told: dict[str, Any] = {"events": [CheckStarted("torch"), WELL, CheckStarted("disks"), SLOW]}
+def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A scripted examination: its events, the error that ends it, and the options it got."""
+    script: dict[str, Any] = {"events": [CheckStarted("torch"), WELL, CheckStarted("disks"), SLOW]}
 
-    def examine(asked: DoctorOptions) -> Iterator[CheckStarted | Finding]:
-        told["asked"] = asked
-        yield from told["events"]
-        if "error" in told:
-            raise told["error"]
+    def examine(options: DoctorOptions) -> Iterator[CheckStarted | Finding]:
+        script["options"] = options
+        yield from script["events"]
+        if "error" in script:
+            raise script["error"]
 
     monkeypatch.setattr(examining, "run_checks", examine)
-    return told
+    return script
 
 
-def test_lines_with_remedies(offspec: Call, told: dict[str, Any], tmp_path: Path) -> None:
+def test_findings_have_remedies(offspec: Call, script: dict[str, Any], tmp_path: Path) -> None:
     result = offspec("doctor", str(tmp_path))
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
@@ -45,12 +45,12 @@ def test_lines_with_remedies(offspec: Call, told: dict[str, Any], tmp_path: Path
         "",
         "All checks passed, 1 of them slower than possible.",
     ]
-    assert told["asked"] == DoctorOptions((tmp_path,))
+    assert script["options"] == DoctorOptions((tmp_path,))
     assert result.stderr == ""
 
 
-def test_a_failure_is_exit_code_1(offspec: Call, told: dict[str, Any]) -> None:
-    told["events"] += [BAD]
+def test_failure_gives_exit_code_1(offspec: Call, script: dict[str, Any]) -> None:
+    script["events"] += [BAD]
     result = offspec("doctor", "--json")
     report = json.loads(result.stdout)
     assert (result.exit_code, report["ok"], report["complete"]) == (1, False, True)
@@ -61,8 +61,8 @@ def test_a_failure_is_exit_code_1(offspec: Call, told: dict[str, Any]) -> None:
     assert result.stdout.splitlines()[-1] == "1 of 3 checks failed. For a bug report: offspec doctor --json"
 
 
-def test_a_check_that_could_not_run_is_not_reported_as_passed(offspec: Call, told: dict[str, Any]) -> None:
-    told["events"] += [NO_GPU, SKIPPED]
+def test_skipped_check_is_not_reported_as_passed(offspec: Call, script: dict[str, Any]) -> None:
+    script["events"] += [NO_GPU, SKIPPED]
     result = offspec("doctor")
     assert result.exit_code == 0
     assert "All that was tried" not in result.stdout
@@ -70,13 +70,13 @@ def test_a_check_that_could_not_run_is_not_reported_as_passed(offspec: Call, tol
         "",
         "Not tested: sample run, cpu. All other checks passed, 1 of them slower than possible.",
     ]
-    told["events"].remove(SKIPPED)  # a part that the machine does not have is not missed
+    script["events"].remove(SKIPPED)  # a part that the machine does not have is not reported
     assert offspec("doctor").stdout.splitlines()[-1].startswith("All checks passed")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_interrupt_says_what_was_checked(offspec: Call, told: dict[str, Any], as_json: bool) -> None:
-    told["error"] = KeyboardInterrupt()
+def test_interrupt_reports_finished_checks(offspec: Call, script: dict[str, Any], as_json: bool) -> None:
+    script["error"] = KeyboardInterrupt()
     result = offspec("doctor", *["--json"] * as_json)
     assert result.exit_code == 130
     assert result.stderr == "stopped while checking: disks; 2 findings before that\n"

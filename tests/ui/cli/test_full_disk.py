@@ -1,4 +1,4 @@
-"""A disk that is really full: a small tmpfs in a mount namespace of the test's own."""
+"""A disk that is really full: a small tmpfs in a mount namespace of the test."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def disk(tmp_path: Path) -> Path:
 def run(
     disk: Path, size: str, *words: str, full: bool = False, input: str = "", **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """The program with so much room on a disk, none where it is full; and what lies there afterwards."""
+    """Run the program with this much space on a disk, none if full; return the result and the files on it."""
     script = MOUNT + (FILL if full else "") + RUN
     command = ["unshare", "-rm", "sh", "-c", script, "sh", str(disk), size, sys.executable, "-m", "offspec"]
     here = {"OFFSPEC_CACHE": str(disk.parent / "cache"), "OFFSPEC_DATA": str(disk.parent / "data")}
@@ -59,7 +59,7 @@ def run(
 
 
 @pytest.mark.exhaustive
-def test_a_pack(model: Path, disk: Path) -> None:
+def test_pack_on_a_full_disk(model: Path, disk: Path) -> None:
     done, left = run(disk, "300k", "pack", str(model), "--to", "int8", "--out", str(disk / "pack"), "--quiet")
     assert done.returncode == 1 and not done.stdout
     (line,) = done.stderr.splitlines()
@@ -68,7 +68,7 @@ def test_a_pack(model: Path, disk: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
+def test_answer_without_space_for_its_plan(model: Path, disk: Path) -> None:
     cache = str(disk / "cache")
     done, _ = run(disk, "1m", "generate", str(model), "w5", *ENGINE, full=True, OFFSPEC_CACHE=cache)
     assert done.returncode == 0, done.stderr
@@ -76,7 +76,7 @@ def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_chat_that_cannot_be_kept(model: Path, disk: Path) -> None:
+def test_chat_without_space_to_save(model: Path, disk: Path) -> None:
     data = str(disk / "data")
     done, left = run(
         *(disk, "1m", "chat", str(model), "--plain", "--max-tokens", "4", *ENGINE, "--quiet"),
@@ -90,7 +90,7 @@ def test_a_chat_that_cannot_be_kept(model: Path, disk: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_batch(model: Path, disk: Path, tmp_path: Path) -> None:
+def test_batch_on_a_full_disk(model: Path, disk: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "w5", "sampling_params": {"max_tokens": 2}}\n')
     out = str(disk / "out.jsonl")
     words = "batch", str(tmp_path / "in.jsonl"), out, str(model), *ENGINE, "--quiet"

@@ -1,4 +1,4 @@
-"""`offspec generate` in this process: what reaches the engine, what comes out where, and how it fails."""
+"""`offspec generate` in this process: engine arguments, output, and errors."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ bytes_read peak_memory_bytes finish_reason draft budget seed"""
 
 
 def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
-    result = offspec("generate", "demo", "--", "-Why?")  # which is no option
+    result = offspec("generate", "demo", "--", "-Why?")  # not an option
     assert (result.exit_code, result.stdout) == (0, TEXT + "\n") and "\x1b" not in result.stderr
     lines = result.stderr.splitlines()
     assert "reads are buffered: this file system [tmpfs] has no O_DIRECT" in lines
@@ -43,7 +43,7 @@ def _result(streamed: int = 0, **changes: Any) -> Answered:
 
 
 @pytest.mark.parametrize(
-    ("read", "told"),
+    ("read", "expected"),
     [
         (4, "4.00 GB streamed at 2.00 GB/s; "),
         (0, "4.00 GB streamed at 2.00 GB/s; "),
@@ -51,8 +51,8 @@ def _result(streamed: int = 0, **changes: Any) -> Answered:
     ],
     ids=["on a CPU", "from RAM to a GPU", "from both"],
 )
-def test_statistics_tell_what_was_copied_and_what_was_read(read: int, told: str) -> None:
-    assert told in statistics(_result(4 * 10**9, bytes_read=read * 10**9))[1]
+def test_statistics_show_bytes_copied_and_read(read: int, expected: str) -> None:
+    assert expected in statistics(_result(4 * 10**9, bytes_read=read * 10**9))[1]
 
 
 def test_statistics_of_a_model_in_memory_name_no_streamed_weights() -> None:
@@ -61,13 +61,13 @@ def test_statistics_of_a_model_in_memory_name_no_streamed_weights() -> None:
     assert read == "4.67 tokens per pass, 3 passes; 1.00 GB read from disk; peak memory 1.00 GB"
 
 
-def test_who_guessed_is_told_where_there_were_several() -> None:
+def test_draft_sources_are_shown_if_there_are_several() -> None:
     result = _result(guessed_by=(("self", 9), ("path/to/medusa", 2)))
     assert statistics(result)[-1] == "draft tokens: self 9, medusa 2; bonus tokens: 3"
     assert len(statistics(_result(guessed_by=(("suffix", 11),)))) == 3
 
 
-def test_json_is_one_object_and_nothing_else(offspec: Call, engine: ScriptedEngine) -> None:
+def test_json_output_is_a_single_object(offspec: Call, engine: ScriptedEngine) -> None:
     result = offspec("generate", "demo", "Why?", "--system", "Be brief.", "--json")
     roles = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     assert engine.requests[0].prompt == roles
@@ -84,14 +84,14 @@ def test_json_is_one_object_and_nothing_else(offspec: Call, engine: ScriptedEngi
     assert "Infinity" not in result.stdout
 
 
-def test_an_answer_without_text_prints_nothing(offspec: Call, engine: ScriptedEngine) -> None:
+def test_empty_answer_prints_nothing(offspec: Call, engine: ScriptedEngine) -> None:
     engine.answers = [""]
     result = offspec("generate", "demo", "Why?")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "0 tokens" in result.stderr and "ended by the model" in result.stderr
 
 
-def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngine) -> None:
+def test_check_reports_equal_tokens(offspec: Call, engine: ScriptedEngine) -> None:
     result = offspec("generate", "demo", "Why?", "--check", "--quiet")
     assert (result.stdout, engine.requests[0].check) == (TEXT + "\n", True)
     check = "check: same tokens without speculation (6 compared)"
@@ -100,13 +100,13 @@ def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngi
 
 
 @pytest.mark.parametrize("options", [("--quiet",), ("--json",)])
-def test_a_mismatch_is_a_bug(offspec: Call, engine: ScriptedEngine, options: tuple[str, ...]) -> None:
+def test_mismatch_is_an_error(offspec: Call, engine: ScriptedEngine, options: tuple[str, ...]) -> None:
     engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 11, None, 0.0), Mismatch(4, 13, 14, 0.5)))]
     result = offspec("generate", "demo", "Why?", "--check", *options)
     assert result.exit_code == 1
     assert TEXT in (json.loads(result.stdout)["text"] if "--json" in options else result.stdout)
-    told = [line for line in result.stderr.splitlines() if line.startswith(("check:", "error:"))]
-    check, another, error = told
+    messages = [line for line in result.stderr.splitlines() if line.startswith(("check:", "error:"))]
+    check, another, error = messages
     assert check.startswith("check: token 2 is 11, without speculation the end of the answer; seed 7")
     assert another == "check: token 4 is 13, without speculation 14; seed 7, gap 0.5 nats"
     assert "bug in offspec" in error and "report" in error
@@ -117,7 +117,7 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     assert load.engine.requests == [
         RecordedRequest("Why?", SamplingParams(), raw=False, speculate=True, check=False)
     ]
-    assert load.asked == [(EngineConfig("demo"), None)]
+    assert load.calls == [(EngineConfig("demo"), None)]
 
 
 OWN = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
@@ -136,7 +136,7 @@ OWN = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
         ("--check --temperature 0.7", SamplingParams(temperature=0.7)),
     ],
 )
-def test_options_replace_defaults_of_the_model(
+def test_options_override_the_models_defaults(
     offspec: Call, engine: ScriptedEngine, options: str, expected: SamplingParams
 ) -> None:
     engine.sampling_defaults = OWN
@@ -146,7 +146,7 @@ def test_options_replace_defaults_of_the_model(
     assert f"budget 64, {describe_values(sampling_values(expected))}, seed 7" in result.stderr
 
 
-def test_json_has_the_sampling(offspec: Call, engine: ScriptedEngine) -> None:
+def test_json_contains_the_sampling_parameters(offspec: Call, engine: ScriptedEngine) -> None:
     engine.sampling_defaults = OWN
     answer = json.loads(offspec("generate", "demo", "Why?", "--json", "--top-p", "1").stdout)
     assert answer["sampling"] == {"temperature": 0.6, "top_k": 20}
@@ -154,7 +154,7 @@ def test_json_has_the_sampling(offspec: Call, engine: ScriptedEngine) -> None:
 
 def test_greedy_and_a_temperature_exclude_each_other(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("generate", "demo", "Why?", "--greedy", "--temperature", "0.7")
-    assert (result.exit_code, load.asked) == (2, [])
+    assert (result.exit_code, load.calls) == (2, [])
     assert error_line(result) == "error: --greedy sets temperature 0: omit --greedy or --temperature"
 
 
@@ -190,9 +190,9 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         corpus=(Path("README.md"),),
         cache_size=3_000_000_000,
     )
-    assert load.asked == [(config, Path("mine.json"))]
-    (asked,) = load.engine.requests
-    assert asked.params == SamplingParams(
+    assert load.calls == [(config, Path("mine.json"))]
+    (request,) = load.engine.requests
+    assert request.params == SamplingParams(
         temperature=0.5,
         top_p=0.9,
         top_k=40,
@@ -212,7 +212,7 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         stop_token_ids=(7,),
         logprobs=3,
     )
-    assert (asked.raw, asked.speculate, asked.check) == (True, True, True)
+    assert (request.raw, request.speculate, request.check) == (True, True, True)
 
 
 def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
@@ -251,12 +251,12 @@ def test_a_schema_that_cannot_be_used_loads_nothing(
     file = tmp_path / "schema.json"
     file.write_text(schema, "utf-8")
     result = offspec("generate", "demo", "Why?", "--json-schema", str(file))
-    assert (result.exit_code, load.asked) == (2, []) and result.stderr.startswith(f"error: {error}")
+    assert (result.exit_code, load.calls) == (2, []) and result.stderr.startswith(f"error: {error}")
 
 
-def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
+def test_omitted_options_are_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--budget", "auto", "--width", "auto").exit_code == 0
-    assert load.asked == [(EngineConfig("demo"), None)]
+    assert load.calls == [(EngineConfig("demo"), None)]
 
 
 def test_without_speculation_no_draft_is_loaded(
@@ -265,19 +265,19 @@ def test_without_speculation_no_draft_is_loaded(
     monkeypatch.setenv("OFFSPEC_CONFIG", str(tmp_path))
     (tmp_path / "config.toml").write_text('draft = "small"')
     assert offspec("generate", "demo", "Why?", "--no-speculation").exit_code == 0
-    assert load.asked == [(EngineConfig("demo", draft="none"), None)]
+    assert load.calls == [(EngineConfig("demo", draft="none"), None)]
     assert load.engine.requests[0].speculate is False
 
 
 def test_a_draft_on_the_command_line_contradicts_no_speculation(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation")
-    assert (result.exit_code, load.asked) == (2, [])
+    assert (result.exit_code, load.calls) == (2, [])
     assert result.stderr == "error: --no-speculation uses no draft: omit --draft or --no-speculation\n"
     assert offspec("generate", "demo", "Why?", "--draft", "none", "--no-speculation").exit_code == 0
 
 
 @pytest.mark.parametrize("args", [(), ("-",)])
-def test_the_prompt_may_come_from_stdin(offspec: Call, engine: ScriptedEngine, args: tuple[str, ...]) -> None:
+def test_prompt_from_stdin(offspec: Call, engine: ScriptedEngine, args: tuple[str, ...]) -> None:
     assert offspec("generate", "demo", *args, input="Warum ist\nder Himmel blau? ☀\n").exit_code == 0
     assert engine.requests[0].prompt == "Warum ist\nder Himmel blau? ☀"
 
@@ -286,19 +286,19 @@ def test_the_prompt_may_come_from_stdin(offspec: Call, engine: ScriptedEngine, a
     "args",
     [("Why?", "--budget", "0"), ("Why?", "--bogus"), (" \n ",), ("", "--raw"), ("Why?", "and", "more"), ()],
 )
-def test_a_wrong_request_loads_nothing(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
+def test_invalid_request_loads_nothing(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
     result = offspec("generate", "demo", *args)
-    assert (result.exit_code, result.stdout, load.asked) == (2, "", [])
+    assert (result.exit_code, result.stdout, load.calls) == (2, "", [])
 
 
-def test_an_unknown_model(offspec: Call, load: ScriptedLoad) -> None:
+def test_unknown_model(offspec: Call, load: ScriptedLoad) -> None:
     load.fail = ModelNotFoundError("no model 'missing/model': neither a folder\nnor a hub id")
     result = offspec("generate", "missing/model", "Why?")
     assert result.exit_code == 1
     assert error_line(result) == "error: no model 'missing/model': neither a folder nor a hub id"
 
 
-def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(
+def test_error_during_an_answer_keeps_the_text_and_closes_the_engine(
     offspec: Call, engine: ScriptedEngine
 ) -> None:
     engine.answers = [Script(TEXT, fail_after=1, pass_tokens=1)]
@@ -309,7 +309,7 @@ def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(
     assert "model.safetensors, offset 4096" in error_line(result)
 
 
-def test_a_bug_is_not_dressed_up(offspec: Call, engine: ScriptedEngine) -> None:
+def test_unexpected_error_keeps_its_traceback(offspec: Call, engine: ScriptedEngine) -> None:
     engine.answers = [Script(TEXT, fail_after=0, error=ZeroDivisionError("an honest bug"))]
     result = offspec("generate", "demo", "Why?")
     assert isinstance(result.exception, ZeroDivisionError)

@@ -23,23 +23,23 @@ MINE = Hardware("mine, 8 GB RAM", 8_000_000_000, Rate(2e9, 1.5e9, 2.5e9), None, 
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command asks to be measured; nothing is."""
-    asked: dict[str, Any] = {}
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arguments of the command; nothing is measured."""
+    recorded: dict[str, Any] = {}
 
     def profile(device: str, notify: Callable[[object], None], **options: Any) -> machine.Profile:
-        asked.update(device=device, **options)
+        recorded.update(device=device, **options)
         notify(LoadProgress("measuring this machine", 0, 4, "steps"))
         notify(Notice("no [O_DIRECT] here"))
-        if "failure" in asked:
-            raise asked["failure"]
+        if "failure" in recorded:
+            raise recorded["failure"]
         return machine.Profile(MINE, "2026-01-02T03:04:05+00:00")
 
     monkeypatch.setattr(machine, "profile", profile)
-    return asked
+    return recorded
 
 
-def test_the_page_has_figures_with_their_spread(offspec: Call, asked: dict[str, Any]) -> None:
+def test_page_shows_figures_with_their_spread(offspec: Call, recorded: dict[str, Any]) -> None:
     result = offspec("hardware")
     assert result.exit_code == 0
     assert result.stdout.startswith("Machine, measured: mine, 8 GB RAM\n")
@@ -47,29 +47,29 @@ def test_the_page_has_figures_with_their_spread(offspec: Call, asked: dict[str, 
     assert "measured 2026-01-02T03:04:05+00:00" in result.stdout
     assert "\x1b" not in result.stdout
     assert result.stderr == "no [O_DIRECT] here\n"
-    assert asked == {"device": "auto", "remeasure": False, "folder": None}
+    assert recorded == {"device": "auto", "remeasure": False, "folder": None}
 
 
-def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_options_are_passed_on(offspec: Call, recorded: dict[str, Any], tmp_path: Path) -> None:
     offspec("hardware", "--again", "--path", str(tmp_path), "--device", "cuda:1")
-    assert asked == {"device": "cuda:1", "remeasure": True, "folder": tmp_path}
+    assert recorded == {"device": "cuda:1", "remeasure": True, "folder": tmp_path}
 
 
-def test_a_preset_is_shown_with_its_sources(offspec: Call, asked: dict[str, Any]) -> None:
+def test_preset_is_shown_with_its_sources(offspec: Call, recorded: dict[str, Any]) -> None:
     result = offspec("hardware", "rtx-3060-12gb")
     assert "from published figures: RTX 3060 12 GB" in result.stdout
     assert "Sources of the figures" in result.stdout and "PCIe 4.0 x16" in result.stdout
-    assert asked == {} and result.stderr == ""
+    assert recorded == {} and result.stderr == ""
 
 
-def test_a_preset_becomes_a_file_to_edit(offspec: Call, tmp_path: Path) -> None:
+def test_preset_is_saved_as_a_file(offspec: Call, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(offspec("hardware", "rtx-4090", "--json").stdout.replace("25000000000", "12e9"))
     shown = json.loads(offspec("hardware", str(file), "--json").stdout)
     assert shown["link"] == 12_000_000_000
 
 
-def test_a_file_is_shown_without_its_control_characters(offspec: Call, tmp_path: Path) -> None:
+def test_control_characters_of_a_file_are_not_printed(offspec: Call, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     values = MINE.to_json() | {"name": "a\x1b[31m [bold]name[/]"}
     file.write_text(json.dumps(values))
@@ -77,7 +77,7 @@ def test_a_file_is_shown_without_its_control_characters(offspec: Call, tmp_path:
     assert "\x1b" not in result.stdout and "[bold]name[/]" in result.stdout
 
 
-def test_the_presets_are_listed(offspec: Call) -> None:
+def test_presets_are_listed(offspec: Call) -> None:
     """Each in a line that begins with its name: memory, disk and link."""
     lines = offspec("hardware", "list").stdout.splitlines()
     assert lines[0].split() == ["preset", "VRAM", "RAM", "disk", "RAM", "to", "VRAM"]
@@ -87,18 +87,18 @@ def test_the_presets_are_listed(offspec: Call) -> None:
     assert listed["desktop-32gb"][0] == "no GPU" and len(listed["desktop-32gb"]) == 3
 
 
-def test_failures_are_one_line(offspec: Call, asked: dict[str, Any]) -> None:
-    for failure, code, told in (
+def test_errors_are_one_line(offspec: Call, recorded: dict[str, Any]) -> None:
+    for failure, code, message in (
         (DiskFullError("no room"), 1, "error: no room\n"),
         (KeyboardInterrupt(), 130, "stopped\n"),
     ):
-        asked["failure"] = failure
+        recorded["failure"] = failure
         result = offspec("hardware", "--quiet")
-        assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", message)
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_long_name_goes_on_below_itself(width: int) -> None:
+def test_long_name_wraps_within_its_column(width: int) -> None:
     name = "AMD EPYC, 2 threads, OMP_WAIT_POLICY=active, GOMP_SPINCOUNT=100000"
     machine = replace(MINE, processor=replace(MINE.processor, name=name))
     layout = PageLayout(width)

@@ -1,4 +1,4 @@
-"""The line mode: through pipes in this process, and as a program at a terminal, over a scripted engine."""
+"""Line mode: through pipes in this process, and as a program at a terminal, over a scripted engine."""
 
 import base64
 import contextlib
@@ -31,7 +31,7 @@ ANSWER = "The sky is blue because of scattering."
 
 
 class Program:
-    """`offspec chat demo`, with its data in a folder of the test's own."""
+    """`offspec chat demo`, with its data in a folder of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.archive = SessionArchive(folder / "sessions")
@@ -46,7 +46,7 @@ class Program:
         }
 
     def start(self, *options: str, script: dict[str, Any] | None = None, **kwargs: Any) -> Child[bytes]:
-        """In a process of its own."""
+        """Start it in a process of its own."""
         script = {"answers": [ANSWER], **(script or {})}
         command = [sys.executable, "-m", DRIVER, json.dumps(script), "chat", "demo", *options]
         ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
@@ -60,23 +60,25 @@ class Program:
         own: SamplingParams | None = None,
         **loading: Any,
     ) -> tuple[str, str, int]:
-        """In this process: what it wrote to stdout and stderr, and its exit code.
+        """Run it in this process; return stdout, stderr and the exit code.
 
-        script: the first answer; each later one is ANSWER. own: the model's sampling defaults.
+        script: the first answer; later ones are ANSWER. own: the model's sampling defaults.
         """
         load = ScriptedLoad(ScriptedEngine([script, *[ANSWER] * 9]), **loading)
         load.engine.sampling_defaults = own or SamplingParams()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chat, "open_engine", load)
-            patch.setattr(checks, "check_files", lambda config, plan=None: None)  # what is named is not there
+            patch.setattr(
+                checks, "check_files", lambda config, plan=None: None
+            )  # the named files do not exist
             for name in ("OFFSPEC_DATA", "COLUMNS", "NO_COLOR"):
                 patch.setenv(name, self.environment[name])
             done = CliRunner().invoke(app, ["chat", "demo", *options], input=text, prog_name="offspec")
-        self.loads = len(load.asked)
+        self.loads = len(load.calls)
         return done.stdout, done.stderr, done.exit_code
 
     def questions(self, name: str = "") -> list[str]:
-        """All that was asked in a conversation, by default the only one."""
+        """Questions of a conversation, by default the only one."""
         (entry,) = [entry for entry in self.archive.list() if name in ("", entry.title)]
         messages = json.loads(entry.file.read_text())["messages"]
         return [message["content"] for message in messages if message["role"] == "user"]
@@ -88,7 +90,7 @@ def offspec(tmp_path: Path) -> Program:
 
 
 class Terminal:
-    """The program at a terminal; what it writes there is gathered in `seen`."""
+    """The program at a terminal; its output is collected in `seen`."""
 
     def __init__(
         self, offspec: Program, *options: str, script: dict[str, Any] | None = None, **kwargs: Any
@@ -108,14 +110,14 @@ class Terminal:
         self.type(text)
 
     def wait_for(self, pattern: str) -> str:
-        """Read until the pattern appears after what earlier waits have found, and return that."""
+        """Read until the pattern appears after the text found by earlier waits; return the match."""
         while not (match := re.search(pattern, self.seen[self._found :])):
             self._read()
         self._found += match.end()
         return match[0]
 
     def leave(self) -> int:
-        """Read to the end; the exit code."""
+        """Read to the end; return the exit code."""
         with contextlib.suppress(OSError):  # the other end is closed
             while True:
                 self._read()
@@ -141,7 +143,7 @@ class Terminal:
 
 @pytest.fixture
 def open_terminal(offspec: Program) -> Iterator[Callable[..., Terminal]]:
-    """Starts the program with such options at a terminal."""
+    """Starts the program with these options at a terminal."""
     with contextlib.ExitStack() as opened:
 
         def start(*options: str, **given: Any) -> Terminal:
@@ -167,7 +169,7 @@ def test_stdout_has_only_the_answers(offspec: Program) -> None:
     assert "error: cannot copy: stderr is not a terminal" in offspec.pipe("Why?\n/copy\n")[1]
 
 
-def test_the_models_sampling_is_said_and_used(offspec: Program) -> None:
+def test_sampling_defaults_of_the_model_are_shown_and_used(offspec: Program) -> None:
     own = SamplingParams(temperature=0.6, top_k=20)
     _, err, _ = offspec.pipe("Why?\n/set top_k=5\n/set top_k=default\n/stats\n", own=own)
     note = "temperature 0.6, top_k 20 (from generation_config.json); /set changes them."
@@ -176,25 +178,25 @@ def test_the_models_sampling_is_said_and_used(offspec: Program) -> None:
     assert "Sampling: temperature 0.6, top_k 20." in err
     _, err, _ = offspec.pipe("/set temperature\n", "--greedy", own=own)
     assert "`temperature` is `0`" in err and "Sampling defaults" not in err
-    _, err, _ = offspec.pipe("/set\n", "--resume", own=own)  # as it was saved
+    _, err, _ = offspec.pipe("/set\n", "--resume", own=own)  # as saved
     assert "| `temperature` | `0.6` |" in err and "Sampling defaults" not in err
 
 
-def test_quiet_leaves_what_was_asked_for(offspec: Program) -> None:
+def test_quiet_prints_only_requested_output(offspec: Program) -> None:
     out, err, _ = offspec.pipe("Why?\n/seed\n", "--quiet")
     assert out == f"{ANSWER}\n"
     assert err.startswith("A new seed is chosen") and err.count("\n") == 1
 
 
-def test_questions_of_many_lines(offspec: Program) -> None:
+def test_multi_line_questions(offspec: Program) -> None:
     offspec.pipe('one \\\ntwo\n"""\n/help is\nnot a command\n\n"""\n"""\n//quit\n"""\n//quit\nlast \\\n')
     questions = ["one \ntwo", "/help is\nnot a command\n", "//quit", "/quit", "last \n"]
     assert offspec.questions() == questions
-    offspec.pipe('"""\nfirst\nsecond')  # a block without its end is asked all the same
+    offspec.pipe('"""\nfirst\nsecond')  # an unclosed block is still sent
     assert offspec.questions("first") == ["first\nsecond"]
 
 
-def test_an_error_is_one_line_and_the_chat_goes_on(offspec: Program) -> None:
+def test_error_is_one_line_and_the_chat_continues(offspec: Program) -> None:
     script = Script("one two three four five", fail_after=1)
     out, err, code = offspec.pipe("Why?\n/undo 5\n/nonsense\n/set top_p=7\nAnd?\n", script=script)
     assert out == f"one two three four\n{ANSWER}\n"
@@ -214,9 +216,7 @@ def test_an_error_is_one_line_and_the_chat_goes_on(offspec: Program) -> None:
     ],
     ids=["a line", "a block", "lines that go on"],
 )
-def test_nothing_of_a_question_is_asked_that_is_no_text(
-    question: bytes, where: str, offspec: Program
-) -> None:
+def test_invalid_bytes_are_not_sent(question: bytes, where: str, offspec: Program) -> None:
     out, err, code = offspec.pipe(question + b"Why?\n")
     assert (out, code) == (f"{ANSWER}\n", 2)
     assert f"error: {where} is not UTF-8 text: byte 2" in err
@@ -236,7 +236,7 @@ def test_conversations_are_continued(offspec: Program) -> None:
     assert offspec.questions("Other?") == ["Other?", "More?"]
 
 
-def test_a_session_that_cannot_be_used_is_told_before_the_model_is_loaded(offspec: Program) -> None:
+def test_unusable_session_is_reported_before_loading(offspec: Program) -> None:
     offspec.pipe("Why?\n")
     (entry,) = offspec.archive.list()
 
@@ -263,7 +263,7 @@ def test_edit_undo_retry_and_quit(offspec: Program) -> None:
     assert "Never?" not in err
 
 
-def test_another_draft(offspec: Program) -> None:
+def test_change_of_draft(offspec: Program) -> None:
     lines = "Why?\n/draft none\nAnd?\n/draft bad/draft\nMore?\n"
     out, err, code = offspec.pipe(lines, failing=["bad/draft"])
     assert (out, code) == (f"{ANSWER}\n" * 3, 1)
@@ -276,15 +276,15 @@ def test_another_draft(offspec: Program) -> None:
     assert offspec.questions() == ["Why?", "And?", "More?"]
 
 
-def test_the_chat_outlives_a_model_that_cannot_be_loaded_again(offspec: Program) -> None:
-    """Neither the other draft, nor the model as it was."""
+def test_chat_survives_a_failed_reload(offspec: Program) -> None:
+    """Neither the other draft nor the previous model can be loaded."""
     lines = "Why?\n/draft none\nAnd?\n/save trip\n/draft auto\nMore?\n"
-    out, err, _ = offspec.pipe(lines, away=[2, 3])
+    out, err, _ = offspec.pipe(lines, failing_calls=[2, 3])
     assert out == f"{ANSWER}\n" * 2 and offspec.questions("trip") == ["Why?", "More?"]
     assert "No model is loaded now" in err and "error: no model is loaded; /draft auto loads it again" in err
 
 
-def test_ctrl_c_in_a_pipe_keeps_what_came_and_leaves(offspec: Program) -> None:
+def test_ctrl_c_in_a_pipe_keeps_the_partial_answer_and_exits(offspec: Program) -> None:
     script = {"answers": ["word " * 4000], "delay": 0.05}
     with offspec.start(script=script) as program:
         assert program.stdin and program.stdout
@@ -298,7 +298,7 @@ def test_ctrl_c_in_a_pipe_keeps_what_came_and_leaves(offspec: Program) -> None:
     assert offspec.questions() == ["Why?"]
 
 
-def test_a_reader_that_leaves_ends_it(offspec: Program) -> None:
+def test_closed_stdout_ends_the_chat(offspec: Program) -> None:
     with offspec.start(script={"answers": ["word\n" * 4000], "delay": 0.02}) as program:
         assert program.stdin and program.stdout and program.stderr
         program.stdin.write(b"Why?\n")
@@ -313,7 +313,7 @@ def test_a_reader_that_leaves_ends_it(offspec: Program) -> None:
 # A terminal
 
 
-def test_a_conversation_at_a_terminal(offspec: Program, open_terminal: Callable[..., Terminal]) -> None:
+def test_conversation_at_a_terminal(offspec: Program, open_terminal: Callable[..., Terminal]) -> None:
     """With sources underlined, a copy, an edited question and versions; the printed line continues it."""
     answers = [ANSWER, "A frog\njumps in", "Splash!", ANSWER]
     terminal = open_terminal("--plain", "--temperature", "0.5", script={"answers": answers})
@@ -349,7 +349,7 @@ def test_a_conversation_at_a_terminal(offspec: Program, open_terminal: Callable[
 
 
 def _sleeps(pid: int) -> bool:
-    """Whether a process waits, for longer than it may wait for another of its threads."""
+    """Return whether a process is blocked, for longer than it may wait for one of its own threads."""
     for _ in range(20):
         time.sleep(0.005)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -358,14 +358,14 @@ def _sleeps(pid: int) -> bool:
     return True
 
 
-def test_ctrl_c_stops_and_two_at_the_prompt_leave(
+def test_ctrl_c_stops_an_answer_and_twice_at_the_prompt_exits(
     offspec: Program, open_terminal: Callable[..., Terminal]
 ) -> None:
     """A question between the two keeps the chat open."""
     terminal = open_terminal("--plain", script={"answers": ["word " * 4000, ANSWER], "delay": 0.05})
 
     def strike() -> None:
-        # readline overlooks a signal between writing its prompt and waiting for a key; no person hits that.
+        # readline misses a signal between writing its prompt and waiting for a key; no person is that fast.
         wait_until(lambda: _sleeps(terminal.program.pid))
         terminal.program.send_signal(signal.SIGINT)
 
@@ -384,14 +384,14 @@ def test_ctrl_c_stops_and_two_at_the_prompt_leave(
             terminal.type("And?\n")
             terminal.wait_for(re.escape(ANSWER))
     strike()
-    while terminal.wait_for("again to exit|to continue: ") != "to continue: ":  # three seconds were over
+    while terminal.wait_for("again to exit|to continue: ") != "to continue: ":  # three seconds have passed
         strike()
     assert terminal.leave() == 130
     assert "Traceback" not in terminal.seen and "> \r\n\x1b[2mto continue: " in terminal.seen
     assert offspec.questions() == ["Why?", "And?"]
 
 
-def test_answers_to_a_file_leave_the_prompt_on_the_terminal(
+def test_prompt_stays_on_the_terminal_if_stdout_is_a_file(
     offspec: Program, open_terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     with (tmp_path / "answers.txt").open("wb") as file:
@@ -404,7 +404,7 @@ def test_answers_to_a_file_leave_the_prompt_on_the_terminal(
 
 
 @pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C.UTF-8"}], ids=["no locale", "UTF-8"])
-def test_every_character_that_is_typed_is_asked(
+def test_every_typed_character_is_sent(
     locale: dict[str, str], offspec: Program, open_terminal: Callable[..., Terminal]
 ) -> None:
     offspec.environment |= locale

@@ -35,7 +35,7 @@ finally:
 
 
 class Caches:
-    """A hub cache and one of offspec's."""
+    """A Hub cache and one of offspec's."""
 
     def __init__(self, folder: Path) -> None:
         self.hub, self.own = folder / "hf" / "hub", folder / "own"
@@ -52,14 +52,14 @@ class Caches:
         )
 
     def call(self, *words: str) -> Result:
-        """The same in this process, where huggingface_hub has been imported."""
+        """Run it in this process, where huggingface_hub has been imported."""
         return CliRunner().invoke(app, ["models", *words], prog_name="offspec")
 
     def listed(self) -> dict[str, dict[str, Any]]:
         return {model["name"]: model for model in json.loads(self.call("--json").stdout)}
 
     def add(self, name: str, files: dict[str, bytes]) -> Path:
-        """A model as the hub's client leaves it."""
+        """Add a model as the Hub client stores it."""
         root = self.hub / f"models--{name.replace('/', '--')}"
         snapshot = root / "snapshots" / COMMIT
         for folder in (root / "blobs", root / "refs", snapshot):
@@ -86,7 +86,7 @@ MODEL = {
 }
 
 
-def test_what_is_in_the_caches_is_listed_without_torch(caches: Caches) -> None:
+def test_cached_models_are_listed_without_torch(caches: Caches) -> None:
     assert not {name for name, model in caches.listed().items() if model["kind"] != "built in"}
     caches.add("org/model", MODEL)
     caches.add("org/half", {"config.json": MODEL["config.json"]})
@@ -116,8 +116,8 @@ def test_what_is_in_the_caches_is_listed_without_torch(caches: Caches) -> None:
     assert "org/model" in page and max(map(len, page.splitlines())) <= 80
 
 
-def test_gguf_files_of_the_hub_are_a_model(caches: Caches) -> None:
-    """What the demo's file takes is what that file takes in the hub's cache."""
+def test_gguf_files_in_the_hub_cache_are_a_model(caches: Caches) -> None:
+    """The demo's file takes the same space as that file in the Hub cache."""
     caches.add("org/model-GGUF", {"README.md": b"", "model-Q8_0.gguf": embedded_model().read_bytes()})
     found = caches.listed()
     model, same = found["org/model-GGUF"], found["demo"]
@@ -125,17 +125,17 @@ def test_gguf_files_of_the_hub_are_a_model(caches: Caches) -> None:
     assert (model["bytes"], model["least_memory"]) == (same["bytes"], same["least_memory"])
 
 
-def test_a_saved_plan_says_how_fast_it_is(caches: Caches) -> None:
+def test_saved_plan_shows_its_speed(caches: Caches) -> None:
     caches.add(SAMPLE.target, MODEL)
     (caches.own / "plans").mkdir(parents=True)
     (caches.own / "plans" / "one.json").write_text(SAMPLE.to_text())
     assert caches.listed()[SAMPLE.target]["tok_per_s"] == SAMPLE.forecast.tok_per_s
     assert (
         f"{SAMPLE.forecast.tok_per_s:.2g} tok/s in" in caches.call().stdout
-    )  # as 80 columns have no room for a table
+    )  # 80 columns have no room for a table
 
 
-def test_rm_asks_first(caches: Caches) -> None:
+def test_rm_asks_for_confirmation(caches: Caches) -> None:
     root = caches.add("org/model", MODEL)
     refused = caches.call("rm", "org/model")
     assert refused.exit_code == 2 and "without confirmation; pass --yes" in refused.stderr
@@ -143,7 +143,7 @@ def test_rm_asks_first(caches: Caches) -> None:
     for answer, code in (("n", 1), ("y", 0)):
         ours, theirs = pty.openpty()
         os.write(ours, f"{answer}\n".encode())
-        asked = subprocess.run(
+        rm_run = subprocess.run(
             [sys.executable, "-c", LISTED, "rm", "org/model"],
             stdin=theirs,
             capture_output=True,
@@ -153,11 +153,11 @@ def test_rm_asks_first(caches: Caches) -> None:
         )
         os.close(ours)
         os.close(theirs)
-        assert asked.returncode == code and "Remove org/model (4.00 MB, hub) from" in asked.stderr
+        assert rm_run.returncode == code and "Remove org/model (4.00 MB, hub) from" in rm_run.stderr
     assert not root.exists()
 
 
-def test_rm_of_what_was_made_here(caches: Caches) -> None:
+def test_rm_of_locally_made_models(caches: Caches) -> None:
     folder = caches.own / "rounded" / "model-4bit"
     folder.mkdir(parents=True)
     removed = caches.call("rm", "model-4bit", "--yes")

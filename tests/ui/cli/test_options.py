@@ -19,7 +19,7 @@ def _commands(group: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("command", _commands(get_command(app)), ids=lambda command: str(command.name))
-def test_a_docstring_describes_every_option_and_nothing_else(command: Any) -> None:
+def test_docstrings_describe_exactly_the_options(command: Any) -> None:
     function = inspect.unwrap(command.callback)
     text = inspect.cleandoc(function.__doc__ or "")
     _, documented = _read_docstring(text)

@@ -19,15 +19,15 @@ ORIGIN = Origin("some/model", "f" * 64, "nf4")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command asks for; nothing is packed. kept: files that were there; failure: what to raise."""
-    asked: dict[str, Any] = {}
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arguments of the command; nothing is packed. kept: existing files; failure: the error to raise."""
+    recorded: dict[str, Any] = {}
 
     def pack_model(
         model: str, to: str, *, notify: Callable[[object], None], **given: Any
     ) -> quantizer.PackResult:
-        kept, failure = asked.pop("kept", 0), asked.pop("failure", None)
-        asked.update(model=model, to=to, **given)
+        kept, failure = recorded.pop("kept", 0), recorded.pop("failure", None)
+        recorded.update(model=model, to=to, **given)
         notify(Notice(f"packing [{model}]"))
         notify(LoadProgress("packing", 0, 10, "bytes", "layer 1 of 4"))
         if failure is not None:
@@ -35,9 +35,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return quantizer.PackResult(Path("/some/place"), ORIGIN, 8_000_000_000, 2_000_000_000, 5, kept, 3.25)
 
     def verify_pack(folder: Path, notify: Callable[[object], None]) -> Manifest:
-        asked["verified"] = folder
-        if "failure" in asked:
-            raise asked["failure"]
+        recorded["verified"] = folder
+        if "failure" in recorded:
+            raise recorded["failure"]
         return Manifest(
             ORIGIN, {f"{i}.safetensors": PackedFile(FileChecksum(100, 0, 0, ""), {}) for i in range(3)}
         )
@@ -45,24 +45,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(quantizer, "pack_model", pack_model)
     monkeypatch.setattr(quantizer, "verify_pack", verify_pack)
     monkeypatch.setattr("offspec.ui.cli.pack.check_pack", lambda folder: None)
-    return asked
+    return recorded
 
 
-def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any]) -> None:
-    asked["kept"] = 5
+def test_folder_goes_to_stdout(offspec: Call, recorded: dict[str, Any]) -> None:
+    recorded["kept"] = 5
     assert "already exists: 5 files, 2.00 GB" in offspec("pack", "some/model", "--to", "nf4").stderr
     result = offspec("pack", "some/model", "--to", "nf4")
     assert result.exit_code == 0
     assert result.stdout == "/some/place\n"
     assert result.stderr == "packing [some/model]\n8.00 GB became 2.00 GB in 5 files, in 3.2 s\n"
-    assert asked == {"model": "some/model", "to": "nf4", "out": None, "memory": None, "twice": False}
+    assert recorded == {"model": "some/model", "to": "nf4", "out": None, "memory": None, "twice": False}
 
 
-def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_options_are_passed_on(offspec: Call, recorded: dict[str, Any], tmp_path: Path) -> None:
     options = ("--out", str(tmp_path), "--memory", "2GB", "--again", "--quiet", "--json")
     result = offspec("pack", "some/m", "--to", "int4-g64", *options)
     given = {"out": tmp_path, "memory": 2_000_000_000, "twice": True}
-    assert asked == {"model": "some/m", "to": "int4-g64", **given}
+    assert recorded == {"model": "some/m", "to": "int4-g64", **given}
     assert result.stderr == ""
     assert json.loads(result.stdout) == {
         **{"folder": "/some/place", "model": "some/model", "format": "nf4", "files": 5, "kept": 0},
@@ -70,19 +70,19 @@ def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: P
     }
 
 
-def test_verifying(offspec: Call, asked: dict[str, Any]) -> None:
+def test_verify(offspec: Call, recorded: dict[str, Any]) -> None:
     result = offspec("pack", "--verify", "some/folder", "--json")
-    assert asked == {"verified": Path("some/folder")}
+    assert recorded == {"verified": Path("some/folder")}
     assert json.loads(result.stdout)["files"] == 3 and json.loads(result.stdout)["bytes"] == 300
     assert result.stderr == "3 files match their checksums\n"
 
 
 @pytest.mark.parametrize("args", [("some/m", "--to", "nf4"), ("--verify", "m")])
-def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], args: tuple[str, ...]) -> None:
-    for failure, code, told in (
+def test_errors_are_one_line(offspec: Call, recorded: dict[str, Any], args: tuple[str, ...]) -> None:
+    for failure, code, message in (
         (DiskFullError("no room"), 1, "error: no room\n"),
         (KeyboardInterrupt(), 130, "stopped\n"),
     ):
-        asked["failure"] = failure
+        recorded["failure"] = failure
         result = offspec("pack", *args, "--quiet")
-        assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", message)

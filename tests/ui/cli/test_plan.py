@@ -1,4 +1,4 @@
-"""`offspec plan` in this process, with planning that follows a script: what is asked, what is printed."""
+"""`offspec plan` in this process, with scripted planning: arguments and output."""
 
 import json
 import re
@@ -34,21 +34,21 @@ LARGEST, REFUSED = "meta-llama/Meta-Llama-3.1-405B-Instruct", "deepseek-ai/DeepS
 
 @dataclass
 class Planning:
-    """What planning answers, and what was asked of it."""
+    """Scripted planning: results, and the arguments that it got."""
 
     plan: Plan = field(default_factory=small)
     fails: BaseException | None = None
-    asked: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     validated: dict[str, Any] = field(default_factory=dict)
 
-    def make_plan(self, config: EngineConfig, *, notify: Callable[[Any], None], **asked: Any) -> Plan:
-        self.asked = {"config": config, **asked}
+    def make_plan(self, config: EngineConfig, *, notify: Callable[[Any], None], **arguments: Any) -> Plan:
+        self.arguments = {"config": config, **arguments}
         notify(LoadProgress("measuring", 1, 2, "steps"))
         notify(Notice("planning again: less memory [1 GB] is free"))
         return self.plan
 
-    def validate(self, config: EngineConfig, plan: Plan, **asked: Any) -> Validation:
-        self.validated = {"config": config, "plan": plan, **asked}
+    def validate(self, config: EngineConfig, plan: Plan, **arguments: Any) -> Validation:
+        self.validated = {"config": config, "plan": plan, **arguments}
         if self.fails is not None:
             raise self.fails
         return validation()
@@ -65,13 +65,13 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, f"offspec.engine.{name}", module)
         monkeypatch.setattr(package, name, module, raising=False)
-    monkeypatch.setattr(checks, "check_files", lambda config, weights: None)  # what is named is not there
+    monkeypatch.setattr(checks, "check_files", lambda config, weights: None)  # the named files do not exist
     return planning
 
 
 @pytest.fixture
 def plan(planning: Planning, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Call `offspec plan demo …` on a page of so many columns."""
+    """Call `offspec plan demo …` with this page width."""
 
     def call(*args: str, columns: int = 80) -> Result:
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -82,7 +82,7 @@ def plan(planning: Planning, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_defaults_reach_planning(plan: Call, planning: Planning) -> None:
     assert plan().exit_code == 0
-    assert planning.asked == {"config": EngineConfig("demo"), "hardware": None, "replan": False}
+    assert planning.arguments == {"config": EngineConfig("demo"), "hardware": None, "replan": False}
     assert not planning.validated
 
 
@@ -104,34 +104,34 @@ def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
         quantize="nf4",
         sequences=8,
     )
-    assert planning.asked == {"config": config, "hardware": None, "replan": True}
+    assert planning.arguments == {"config": config, "hardware": None, "replan": True}
     assert (planning.validated["config"], planning.validated["plan"]) == (config, planning.plan)
     assert len(planning.validated["prompts"]) == 3
 
 
-def test_another_machine_brings_its_device(plan: Call, planning: Planning, tmp_path: Path) -> None:
+def test_hardware_option_determines_the_device(plan: Call, planning: Planning, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(large().hardware.text())
     assert plan("--hardware", str(tmp_path / "mine.json")).exit_code == 0
-    assert planning.asked["hardware"] == large().hardware
-    assert planning.asked["config"].device == "auto"
+    assert planning.arguments["hardware"] == large().hardware
+    assert planning.arguments["config"].device == "auto"
     plan("--hardware", str(tmp_path / "mine.json"), "--device", "cpu")
-    assert planning.asked["config"].device == "cpu"
+    assert planning.arguments["config"].device == "cpu"
 
 
-def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
+def test_page_goes_to_stdout_and_progress_to_stderr(plan: Call) -> None:
     result = plan()
     assert result.stdout.startswith("SmolLM2-135M widened x4: about 7.38 tok/s\n")
     assert result.stderr == "planning again: less memory [1 GB] is free\n"
     assert plan("--quiet").stderr == ""
 
 
-def test_what_is_on_the_page(plan: Call) -> None:
+def test_content_of_the_page(plan: Call) -> None:
     page = plan().stdout
     for said in (
         "disk, direct reads      2.10 GB/s   1.90 to 2.20 GB/s",  # measured, with its spread
         "GFLOP/s    10.0   250",
         "ms         12.0  18.0  42.0  81.0",
-        "█ RAM: 6 layers and the head   ░ disk: 24 layers",  # where each layer goes
+        "█ RAM: 6 layers and the head   ░ disk: 24 layers",  # placement of the layers
         "KV caches               RAM            190.00 MB",
         "6 layers                RAM            678.00 MB",
         "total                   RAM   2.68 GB of 3.00 GB",
@@ -140,18 +140,18 @@ def test_what_is_on_the_page(plan: Call) -> None:
         "budget                  256 nodes",
         "width                   16 nodes",
         "depth                   24 levels",
-        "first token             1.43 s      for a prompt of 128; the prompt is",  # what to expect
+        "first token             1.43 s      for a prompt of 128; the prompt is",  # the forecast
         "a pass                  1.33 s      Transfer-bound: of 1.29 s of streaming",
         "tokens per pass         9.80        measured over 24 passes",
         "speed                   7.38 tok/s  at one token per pass: 0.775 tok/s",
         "budget in nodes",
-        "1.00 GB more RAM        8.40 tok/s  x 1.1  9 more layers stay",  # what would help
+        "1.00 GB more RAM        8.40 tok/s  x 1.1  9 more layers stay",  # possible improvements
         "the disk's speed drifted by 14 %",
     ):
         assert said in page
 
 
-def test_what_several_sequences_add_to_the_page(plan: Call, planning: Planning) -> None:
+def test_page_with_several_sequences(plan: Call, planning: Planning) -> None:
     planning.plan = several()
     page = plan("--sequences", "8", columns=100).stdout
     for said in (
@@ -171,10 +171,10 @@ def test_what_several_sequences_add_to_the_page(plan: Call, planning: Planning) 
     assert "sequence" not in plan().stdout
 
 
-def test_one_of_a_thing(plan: Call, planning: Planning) -> None:
-    """Is not "1 nodes"; the weights' format is in the title."""
+def test_singular_forms(plan: Call, planning: Planning) -> None:
+    """Not "1 nodes"; the weights' format is in the title."""
     planning.plan = replace(small(), budget=1, width=1, depth=1, quantize="nf4")
-    # Layers of a tiny model take their time for other reasons than memory: its bandwidth is left out.
+    # Layers of a tiny model are not bound by memory, so its bandwidth is omitted.
     slow = replace(small().hardware.processor, bandwidth=Rate.exactly(21.74e6))
     planning.plan = replace(planning.plan, hardware=replace(small().hardware, processor=slow))
     page = plan().stdout
@@ -191,13 +191,13 @@ def test_columns_of_the_list_stay_apart_in_a_pipe() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_well_known_models_are_listed_with_what_they_take(
+def test_known_models_are_listed_with_their_memory(
     planning: Planning, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(memory, "usable_bytes", lambda: 10 * GB)
     result = CliRunner().invoke(app, ["plan", "list"])
-    assert result.exit_code == 0 and not planning.asked
+    assert result.exit_code == 0 and not planning.arguments
     page = " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= columns
     small, large, refused = map(known_sizes().__getitem__, ("Qwen/Qwen3-8B", LARGEST, REFUSED))
@@ -215,9 +215,7 @@ def test_well_known_models_are_listed_with_what_they_take(
     assert (none["runs"], none["bytes"]) == (False, None) and "deepseek_v4" in none["refused"]
 
 
-def test_what_helps_most_comes_first_and_what_does_not_help_is_not_listed(
-    plan: Call, planning: Planning
-) -> None:
+def test_improvements_are_sorted_and_useless_ones_omitted(plan: Call, planning: Planning) -> None:
     made = small()
     gain = WhatIf("1.00 GB more RAM", 1.2 * made.forecast.tok_per_s, "9 more layers stay")
     planning.plan = replace(made, what_ifs=(*made.what_ifs[1:], gain))
@@ -231,7 +229,7 @@ def test_what_helps_most_comes_first_and_what_does_not_help_is_not_listed(
 @pytest.mark.parametrize(
     ("columns", "made"), zip((40, 50, 63, 64, 72, 80, 100, 120, 200), cycle((small, large, several)))
 )
-def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made: Callable[[], Plan]) -> None:
+def test_page_of_any_width(plan: Call, planning: Planning, columns: int, made: Callable[[], Plan]) -> None:
     planning.plan = made()
     result = plan("--validate", columns=columns)
     lines = result.stdout.splitlines()
@@ -245,7 +243,7 @@ def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made:
         assert figure in text
 
 
-def test_a_page_in_ascii(planning: Planning) -> None:
+def test_page_in_ascii(planning: Planning) -> None:
     from io import BytesIO, TextIOWrapper
 
     from rich.console import Console
@@ -256,7 +254,7 @@ def test_a_page_in_ascii(planning: Planning) -> None:
     assert render(console, large(), validation()).isascii()
 
 
-def test_colours_on_a_terminal_and_none_where_unwanted() -> None:
+def test_colours_on_a_terminal_unless_disabled() -> None:
     from io import StringIO
 
     from rich.console import Console
@@ -270,7 +268,7 @@ def test_colours_on_a_terminal_and_none_where_unwanted() -> None:
     assert "\x1b[3" not in page(color_system="standard", no_color=True)
 
 
-def test_names_from_outside_do_nothing(plan: Call, planning: Planning) -> None:
+def test_foreign_names_cannot_control_the_terminal(plan: Call, planning: Planning) -> None:
     planning.plan = replace(
         small(),
         target="[red]x[/]\x1b[2J",
@@ -293,7 +291,7 @@ def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> No
     )
 
 
-def test_many_layers_take_several_lines(plan: Call, planning: Planning) -> None:
+def test_many_layers_wrap(plan: Call, planning: Planning) -> None:
     placement = replace(small().placement, tiers=(Tier.DISK, Tier.DEVICE) * 63)
     planning.plan = replace(small(), placement=placement)
     lines = plan().stdout.splitlines()
@@ -301,7 +299,7 @@ def test_many_layers_take_several_lines(plan: Call, planning: Planning) -> None:
     assert any(line.startswith("   70 ░█░█") and line.endswith(" 125") for line in lines)
 
 
-def test_json_of_a_validation(plan: Call) -> None:
+def test_validation_as_json(plan: Call) -> None:
     value = json.loads(plan("--json", "--validate").stdout)
     assert Plan.from_json(value["plan"]) == small()
     assert value["seconds_per_pass"] == {
@@ -313,16 +311,14 @@ def test_json_of_a_validation(plan: Call) -> None:
     assert len(value["rows"]) == 3
 
 
-def test_the_table_of_a_validation(plan: Call) -> None:
+def test_validation_as_a_table(plan: Call) -> None:
     page = plan("--validate").stdout
     assert "  Write a poem ab...       1.35      1.38   2.2%       7.26      6.60  10.0%" in page
     assert "  median                   1.35      1.38   2.2%       7.26      6.60  10.0%" in page
     assert "tok/pass" in plan("--validate", columns=120).stdout
 
 
-def test_save_writes_a_file_that_is_read_again(
-    plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_plan_can_be_loaded(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = plan("--save", str(tmp_path / "plan.json"), "--json")
     assert result.stdout.count("\n") == 1 and Plan.from_text(result.stdout) == small()
     assert result.stderr.splitlines()[-1] == f"plan written to {tmp_path / 'plan.json'}"
@@ -338,14 +334,12 @@ def test_save_writes_a_file_that_is_read_again(
     assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"
 
 
-def test_an_error_while_validating_keeps_the_saved_plan(
-    plan: Call, planning: Planning, tmp_path: Path
-) -> None:
-    for fails, code, told in (
+def test_failed_validation_keeps_the_saved_plan(plan: Call, planning: Planning, tmp_path: Path) -> None:
+    for fails, code, message in (
         (CapacityError("too little", needed=2, given=1), 1, "error: too little"),
         (KeyboardInterrupt(), 130, "stopped"),
     ):
         planning.fails = fails
         result = plan("--validate", "--save", str(tmp_path / "plan.json"))
-        assert (result.exit_code, result.stdout, result.stderr.splitlines()[-1]) == (code, "", told)
+        assert (result.exit_code, result.stdout, result.stderr.splitlines()[-1]) == (code, "", message)
         assert Plan.from_text((tmp_path / "plan.json").read_text()) == small()

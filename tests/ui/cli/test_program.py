@@ -14,7 +14,7 @@ from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import DRIVER, ENDLESS, HEAVY, TEXT, environment, run, start
 
 
-def test_interrupt_while_answering_keeps_what_came() -> None:
+def test_interrupt_while_answering_keeps_the_partial_answer() -> None:
     with start("generate", "demo", "Why?", script=ENDLESS) as program:
         assert program.stdout
         assert [program.stdout.readline() for _ in range(2)] == ["line 0\n", "line 1\n"]
@@ -37,7 +37,7 @@ def test_interrupt_while_loading() -> None:
     assert err.splitlines() == ["[load interrupted]", "stopped"]
 
 
-def test_interrupt_with_json_prints_no_half_object() -> None:
+def test_interrupt_with_json_prints_no_partial_object() -> None:
     with start("generate", "demo", "Why?", "--json", script=ENDLESS) as program:
         assert program.stderr
         assert "[answering]\n" in iter(program.stderr.readline, "")
@@ -46,7 +46,7 @@ def test_interrupt_with_json_prints_no_half_object() -> None:
     assert (program.returncode, out) == (130, "")
 
 
-def test_a_reader_that_leaves_ends_it_quietly() -> None:
+def test_closed_stdout_ends_it_quietly() -> None:
     with start("generate", "demo", "Why?", "--quiet", script=ENDLESS) as program:
         assert program.stdout and program.stderr
         assert program.stdout.readline() == "line 0\n"
@@ -90,8 +90,8 @@ def on_a_terminal(*args: str, **env: str) -> tuple[str, str]:
     return out, seen.decode()
 
 
-def test_what_moves_and_what_is_coloured() -> None:
-    """Bars move on a terminal only; NO_COLOR and --quiet are respected."""
+def test_progress_bars_and_colours() -> None:
+    """Bars animate only on a terminal; NO_COLOR and --quiet are respected."""
     coloured = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|38;|9[0-7])")
     out, err = on_a_terminal("generate", "demo", "Why?")
     assert out == TEXT + "\n" and coloured.search(err)
@@ -101,7 +101,7 @@ def test_what_moves_and_what_is_coloured() -> None:
     assert "\x1b" not in on_a_terminal("generate", "demo", "Why?", "--quiet")[1]
     with start("generate", "demo", "Why?", FORCE_COLOR="1") as program:
         _, err = program.communicate(timeout=PATIENCE)
-    assert "opening" not in err  # colour may be forced, movement may not
+    assert "opening" not in err  # colour may be forced, animation may not
 
 
 def test_version_and_module() -> None:
@@ -111,7 +111,7 @@ def test_version_and_module() -> None:
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"offspec {__version__}\n", "")
 
 
-# A command line, and how it ends.
+# A command line, and its exit code.
 WITHOUT_WORK = [
     ("--help", 0),
     ("generate --help", 0),
@@ -123,8 +123,8 @@ WITHOUT_WORK = [
 ]
 
 
-def test_help_and_wrong_options_load_nothing_heavy() -> None:
-    """One after another in one process; the modules of `doctor` load nothing either."""
+def test_help_and_invalid_options_import_nothing_heavy() -> None:
+    """One after another in one process; the modules of `doctor` load nothing heavy either."""
     code = f"""
 import sys
 from offspec.ui.cli.main import main
@@ -160,7 +160,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-def test_ctrl_c_during_the_imports_says_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_is_silent(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_INTERRUPTED)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
     command, given = [sys.executable, "-m", "offspec", "--version"], {**os.environ, "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""`offspec serve` as a program: what it says, and how it ends."""
+"""`offspec serve` as a program: output, signals and exit codes."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 def _serving(program: Child[str]) -> httpx2.Client:
-    """A client, once the program listens."""
+    """A client, once the server listens."""
     assert program.stderr
     for line in iter(program.stderr.readline, ""):
         if found := re.search(r"listening on (http://[\d.]+:\d+)", line):
@@ -35,7 +35,7 @@ def _until_ready(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
+def test_signal_stops_the_server(sent: signal.Signals, code: int) -> None:
     with start("serve", "demo", "--port", "0", "--alias", "mine") as program, _serving(program) as http:
         _until_ready(http)
         answer = http.post(CHAT, json={**ASKED, "model": "mine"}).json()
@@ -50,7 +50,7 @@ def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
     assert "Traceback" not in err and "Aborted" not in err and "warning" not in err
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_second_signal_stops_immediately() -> None:
     script = {**ENDLESS, "patience": PATIENCE}
     with start("serve", "demo", "--port", "0", script=script) as program, _serving(program) as http:
         _until_ready(http)
@@ -64,8 +64,8 @@ def test_a_second_signal_ends_it_at_once() -> None:
     assert program.returncode == 143 and "[engine closed]" not in err and "Traceback" not in err
 
 
-def test_a_second_signal_leaves_nothing_unfinished(tmp_path: Path) -> None:
-    """As the first does, though a model may just be written."""
+def test_second_signal_leaves_no_partial_files(tmp_path: Path) -> None:
+    """Like the first signal, even while a model is being written."""
     folder = tmp_path / "half"
     code = f"""
 from pathlib import Path
@@ -81,7 +81,7 @@ with removed_on_exit(folder):
     assert not folder.exists()
 
 
-def test_a_signal_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         start("serve", "demo", "--port", "0", script={"load_delay": 60}) as program,
         _serving(program) as http,
@@ -95,17 +95,17 @@ def test_a_signal_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("option", "size"), [((), 4 * 10**9), (("--cache-size", "1MB"), 10**6), (("--cache-size=0",), 0)]
 )
-def test_conversations_are_kept_unless_it_is_told_otherwise(
+def test_conversations_are_stored_unless_disabled(
     option: tuple[str, ...], size: int, offspec: Callable[..., Result], load: ScriptedLoad
 ) -> None:
     load.fail = CapacityError("it does not fit", needed=2, given=1)
     result = offspec("serve", "demo", "--port", "0", "--quiet", *option)
     assert result.exit_code == 1 and error_line(result) == "error: it does not fit"
-    assert load.asked[-1][0].cache_size == size
+    assert load.calls[-1][0].cache_size == size
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_the_warning_of_a_server_without_a_key(
+def test_warning_without_a_key(
     key: str, offspec: Callable[..., Result], load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSPEC_API_KEY", key)
@@ -115,7 +115,7 @@ def test_the_warning_of_a_server_without_a_key(
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_the_warning_of_a_server_for_every_page(
+def test_warning_for_any_origin(
     key: str, offspec: Callable[..., Result], load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSPEC_API_KEY", key)
@@ -124,13 +124,13 @@ def test_the_warning_of_a_server_for_every_page(
     assert ("any web page" in result.stderr and "--cors-origin" in result.stderr) == (not key)
 
 
-def test_a_port_that_is_taken(offspec: Callable[..., Result], load: ScriptedLoad) -> None:
+def test_port_in_use(offspec: Callable[..., Result], load: ScriptedLoad) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = offspec("serve", "demo", "--port", str(port))
     assert result.exit_code == 2
     assert error_line(result).startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
-    assert not load.asked
+    assert not load.calls
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_a_port_that_is_taken(offspec: Callable[..., Result], load: ScriptedLoad
         (("--cors-origin", "localhost:3000"), "--cors-origin must be scheme://host[:port]"),
     ],
 )
-def test_wrong_options(offspec: Callable[..., Result], args: tuple[str, ...], error: str) -> None:
+def test_invalid_options(offspec: Callable[..., Result], args: tuple[str, ...], error: str) -> None:
     result = offspec("serve", "demo", "--port", "0", *args)
     assert result.exit_code == 2 and error in error_line(result)
 
 
-def test_a_missing_extra(offspec: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra(offspec: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     from offspec.ui.cli import serve
 
     monkeypatch.setattr(serve, "find_spec", lambda name: None)

@@ -11,7 +11,7 @@ from offspec.ui.cli.short_help import MAIN_OPTIONS
 
 
 def shown(*words: str) -> set[str]:
-    """Options in the first column of a help."""
+    """Options in the first column of a help text."""
     found = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert found.exit_code == 0, found.output
     return set(re.findall(r"^│ \*? *(--[a-z-]+)", found.output, re.MULTILINE))
@@ -23,7 +23,7 @@ def options(command: str) -> set[str]:
 
 
 @pytest.mark.parametrize("command", MAIN_OPTIONS)
-def test_the_short_help_shows_the_main_options_and_the_whole_one_all(command: str) -> None:
+def test_help_shows_main_options_and_help_all_shows_all(command: str) -> None:
     main = {f"--{name}" for name in MAIN_OPTIONS[command]}
     assert main <= options(command), "an option in the table that the command does not have"
     assert shown(command, "--help") == main | {"--help", "--help-all"}
@@ -31,7 +31,7 @@ def test_the_short_help_shows_the_main_options_and_the_whole_one_all(command: st
     assert len(main) <= 16, "a short help"
 
 
-def test_a_command_with_few_options_shows_them_all() -> None:
+def test_commands_with_few_options_show_them_all() -> None:
     assert shown("pack", "--help") == options("pack") - {"--help-all"} | {"--help"}
     assert shown("pack", "--help-all") == shown("pack", "--help")
 

@@ -1,4 +1,4 @@
-"""`offspec generate --trace FILE`: written however the work ends, refused before it begins."""
+"""`offspec generate --trace FILE`: written however the run ends, refused before it begins."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def content(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
-def test_it_is_written_and_said_where(offspec: Call, tmp_path: Path) -> None:
+def test_trace_is_written_and_its_path_printed(offspec: Call, tmp_path: Path) -> None:
     file = tmp_path / "run [1].json"
     result = offspec("generate", "demo", "Why?", "--trace", str(file), "--memory", "1.5GB")
     assert (result.exit_code, result.stdout) == (0, TEXT + "\n")
@@ -45,14 +45,12 @@ def test_it_is_written_and_said_where(offspec: Call, tmp_path: Path) -> None:
     assert names(file) == ["prompt"]
 
 
-def test_without_it_the_engine_gets_no_timeline(offspec: Call, load: ScriptedLoad) -> None:
+def test_no_timeline_without_the_option(offspec: Call, load: ScriptedLoad) -> None:
     offspec("generate", "demo", "Why?")
-    assert len(load.asked) == 1 and load.timeline is None
+    assert len(load.calls) == 1 and load.timeline is None
 
 
-def test_an_error_in_the_middle_keeps_what_was_recorded(
-    offspec: Call, engine: ScriptedEngine, tmp_path: Path
-) -> None:
+def test_error_keeps_the_recorded_spans(offspec: Call, engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.answers = [Script(TEXT, fail_after=1, pass_tokens=1)]
     result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / "t.json"))
     assert (result.exit_code, result.stdout) == (1, "The\n")
@@ -61,7 +59,7 @@ def test_an_error_in_the_middle_keeps_what_was_recorded(
     assert names(tmp_path / "t.json") == ["prompt"]
 
 
-def test_nothing_recorded_replaces_nothing(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
+def test_empty_trace_does_not_replace_a_file(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
     load.fail = ModelNotFoundError("no such model")
     (tmp_path / "t.json").write_text("old")
     assert offspec("generate", "missing/model", "Why?", "--trace", str(tmp_path / "t.json")).exit_code == 1
@@ -69,10 +67,10 @@ def test_nothing_recorded_replaces_nothing(offspec: Call, load: ScriptedLoad, tm
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_disk_that_is_full_by_then(
+def test_full_disk(
     offspec: Call, engine: ScriptedEngine, tmp_path: Path, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not hide the first error."""
+    """The write error does not hide the first error."""
 
     def write(*_: object) -> None:
         raise DiskFullError("the disk filled up: make room there")
@@ -86,7 +84,7 @@ def test_a_disk_that_is_full_by_then(
     assert (note == "the timeline is lost: the disk filled up: make room there") == fails
 
 
-def test_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
+def test_interrupt_keeps_the_recorded_spans(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     with start("generate", "demo", "Why?", "--trace", str(file), script=ENDLESS) as program:
         assert program.stdout

@@ -1,4 +1,4 @@
-"""Tests of the terminal UI wait until the app has done what it was told, and no longer."""
+"""Tests of the terminal UI wait until the app is idle, and no longer."""
 
 from collections.abc import Iterator
 

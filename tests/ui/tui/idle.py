@@ -1,7 +1,7 @@
-"""When an app has done all that it was told so far.
+"""Detects when an app is idle.
 
-Textual's own test driver takes a process for idle that has used little of the processor for a while. So has
-one that was not given any, on a machine with much to do: then it looks before all has been painted.
+Textual's own test driver assumes that a process which used little processor time is idle. On a busy machine a
+process may get no processor time, and the driver looks before everything is painted.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from textual.screen import Screen
 
 from tests.support.waiting import PATIENCE
 
-_LOOKS = 3  # in a row, with what is ready to run in between
+_LOOKS = 3  # checks in a row, between which ready callbacks run
 
 
 async def wait_for_idle(*seconds: float) -> None:
-    """In place of Textual's: until no message waits or is being handled, and all is laid out and painted."""
+    """Replaces Textual's: wait until no message is pending and everything is laid out and painted."""
     app, looks, deadline = active_app.get(), 0, time.monotonic() + PATIENCE
     while looks < _LOOKS:
         await asyncio.sleep(0 if looks else 0.001)
         looks = looks + 1 if _is_idle(app) else 0
-        assert time.monotonic() < deadline, "the app never comes to rest"
+        assert time.monotonic() < deadline, "the app is never idle"
 
 
 def _is_idle(app: App[Any]) -> bool:
@@ -36,14 +36,14 @@ def _is_idle(app: App[Any]) -> bool:
 
 
 def _is_busy(pump: MessagePump) -> bool:
-    """Whether it starts, or does anything but wait for a message."""
+    """Return whether it is starting, or doing anything other than waiting for a message."""
     ready: Any = pump._message_queue.ready_event
     waits = pump._running and not ready.is_set() and bool(ready._waiters)
     return pump._task is not None and not waits
 
 
 def _paints(screen: Screen[Any]) -> bool:
-    """Whether something was to be laid out or painted: that is done now, and not with the next frame."""
+    """Lay out and paint now what the next frame would; return whether anything was pending."""
     required = screen._layout_required or screen._scroll_required or screen._repaint_required
     if required or screen._dirty_widgets or screen._callbacks:
         screen._on_timer_update()

@@ -13,7 +13,7 @@ from offspec.ui.tui.markdown import StreamedMarkdown
 
 
 class ScreenHost(App[None]):
-    """An app with the program's themes, and the value that a screen is dismissed with."""
+    """An app with the program's themes, and the value returned by a screen."""
 
     got: object = "nothing yet"
 
@@ -28,7 +28,7 @@ class ScreenHost(App[None]):
 async def showing(
     screen: Screen[Any], size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[tuple[Pilot[None], ScreenHost]]:
-    """An app that shows this screen, and all that threads read for it."""
+    """An app that shows this screen, with all data loaded by threads."""
     app = ScreenHost()
     app.animation_level = "none"
     async with app.run_test(size=size) as pilot:
@@ -38,7 +38,7 @@ async def showing(
 
 
 async def threads_done(pilot: Pilot[None]) -> None:
-    """What is read beside the interface is shown."""
+    """Wait until data loaded by threads is shown."""
     await pilot.app.workers.wait_for_complete([w for w in pilot.app.workers if w._thread_worker])
     await pilot.pause()
 

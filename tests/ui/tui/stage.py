@@ -1,8 +1,7 @@
-"""The whole app over a scripted engine: a coroutine drives it as a user would.
+"""The whole app over a scripted engine; a coroutine drives it as a user does.
 
-Everything that moves by itself can be held still, for a picture.
-
-Clocks stand still, nothing is animated, no cursor blinks; a pass can be held in the midst of its layers.
+For snapshots everything that moves can be frozen: clocks, animations, the blinking cursor. A pass can be
+paused in the middle of its layers.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ Scene = Callable[["Pilot[None]"], Coroutine[Any, Any, None]]
 
 
 class PlannedEngine(ScriptedEngine):
-    """Placed as its plan says."""
+    """An engine with the placement of its plan."""
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -64,9 +63,13 @@ def app_for(
     failing: Sequence[str] = (),
     notify: bool = True,
 ) -> tuple[ChatApp, PlannedEngine]:
-    """folder: where conversations are kept. passes: after this many, one is held amid its layers.
+    """Return an app with a scripted engine.
 
-    loads: False: loading goes on when the scene is over. failing: drafts that cannot be loaded.
+    Args:
+        folder: Folder of the conversations.
+        passes: Number of passes before one is paused in the middle of its layers.
+        loads: False to finish loading only after the scene.
+        failing: Drafts that cannot be loaded.
     """
     if plan is None:
         config = EngineConfig(model=model, draft=draft, memory=memory)
@@ -87,7 +90,7 @@ def app_for(
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
-    """Let the app go on until this holds."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(PATIENCE):
         while not holds():
             await pilot.pause(0.02)
@@ -95,7 +98,7 @@ async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
 
 
 async def loaded(pilot: Pilot[None]) -> ChatApp:
-    """The app once its model is there; from now on its clock stands still."""
+    """Wait until the model is loaded; then freeze the clock."""
     app = pilot.app
     assert isinstance(app, ChatApp)
     await until(pilot, lambda: app.controller is not None and not app.is_loading)
@@ -105,7 +108,7 @@ async def loaded(pilot: Pilot[None]) -> ChatApp:
 
 
 async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
-    """Questions and their whole answers."""
+    """Ask questions and wait for their whole answers."""
     app = await loaded(pilot)
     assert app.controller is not None
     for question in questions:
@@ -118,14 +121,14 @@ async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
 
 
 def answered(app: ChatApp, turns: int) -> bool:
-    """This many questions were asked, and the last of them has its answer."""
+    """Return whether this many questions were asked and the last one is answered."""
     assert app.controller is not None
     session = app.controller.session
     return session.conversation.turns == turns and not session.busy and app.answer is None
 
 
 async def caught_up(pilot: Pilot[None]) -> None:
-    """The answer that comes, the status and the statistics are painted as far as they are known."""
+    """Wait until the current answer, the status and the statistics are painted."""
     app = pilot.app
     assert isinstance(app, ChatApp)
     ticks = app._ticks
@@ -142,7 +145,7 @@ async def caught_up(pilot: Pilot[None]) -> None:
 
 
 async def settled(pilot: Pilot[None]) -> None:
-    """Everything that was said is painted, and the cursor is there to stay."""
+    """Wait until everything is painted, and show the cursor permanently."""
     await until(pilot, lambda: all(worker.is_finished for worker in pilot.app.workers))
     for area in pilot.app.screen.query(TextArea):
         area.cursor_blink = False
@@ -153,7 +156,7 @@ async def settled(pilot: Pilot[None]) -> None:
 
 
 def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (80, 24)) -> ChatApp:
-    """Run the scene, and leave the app as a user does who closes it."""
+    """Run the scene, and close the app as a user does."""
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
@@ -171,9 +174,9 @@ def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (80, 24)) -> ChatAp
 def plays(
     *answers: str | Script, size: tuple[int, int] = (80, 24), **settings: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """A test that is a scene of the app that `app_for` makes of these answers and settings.
+    """Run a test as a scene of the app that `app_for` makes with these answers and settings.
 
-    It is called with its fixtures and with those of `pilot`, `app` and `engine` that it names.
+    The test gets its fixtures, and those of `pilot`, `app` and `engine` that it names.
     """
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -202,7 +205,7 @@ def plays(
 
 
 async def send(pilot: Pilot[None], text: str) -> None:
-    """Write into the composer, and press Enter."""
+    """Type into the composer, and press Enter."""
     app = pilot.app
     assert isinstance(app, ChatApp)
     app.composer.set_text(text)
@@ -210,7 +213,7 @@ async def send(pilot: Pilot[None], text: str) -> None:
 
 
 def type_as_terminal(pilot: Pilot[None], sent: str) -> None:
-    """What the terminal driver makes of the characters that a terminal sends, posted as it does."""
+    """Post the events that the terminal driver makes of these characters."""
     for message in XTermParser().feed(sent):
         message.set_sender(pilot.app)
         pilot.app.post_message(message)
@@ -223,20 +226,20 @@ def seen(app: ChatApp) -> str:
 
 
 def said(app: ChatApp) -> list[tuple[str, str]]:
-    """Everything in the transcript: its kind and its text."""
+    """All entries of the transcript: kind and text."""
     kinds = {True: "question", False: "answer"}
     return [(entry.kind or kinds[entry.is_question], entry.text) for entry in app.transcript.entries]
 
 
 async def until_seen(pilot: Pilot[None], text: str, *, there: bool = True) -> None:
-    """Let the app go on until the terminal shows this, or does not."""
+    """Wait until the terminal shows this text, or no longer shows it."""
     app = pilot.app
     assert isinstance(app, ChatApp)
     await until(pilot, lambda: (text in seen(app)) == there)
 
 
 async def hold(pilot: Pilot[None], engine: PlannedEngine, text: str) -> None:
-    """Send a question, and wait until its answer is held in the midst of a pass."""
+    """Send a question, and wait until its answer is paused in the middle of a pass."""
     await loaded(pilot)
     await send(pilot, text)
-    await until(pilot, engine.held.is_set)
+    await until(pilot, engine.at_gate.is_set)

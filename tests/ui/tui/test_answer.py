@@ -17,10 +17,10 @@ PIECES = (Piece("The", "draft"), Piece(" sky", "draft"), Piece(" is", "bonus"), 
 
 
 @plays("x")
-async def test_what_it_costs_to_paint_a_long_answer(
+async def test_cost_of_painting_a_long_answer(
     pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most thirty paintings a second; what is parsed grows with the answer, not with its square."""
+    """At most thirty paints a second; parsing work grows linearly with the answer."""
     paragraph = "Some words of an answer that has many paragraphs.\n\n"
     read = 0
     parse = MarkdownIt.parse
@@ -71,7 +71,7 @@ async def test_sources_are_shown_and_hidden_while_it_streams(
 
 
 @plays("<div>kept</div> and \x1b[31mred [b]plain[/b]", " ")
-async def test_what_is_no_markdown_is_shown_as_it_is(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_html_and_escape_sequences_are_shown_literally(pilot: Pilot[None], app: ChatApp) -> None:
     """HTML would vanish, and a terminal would obey an escape sequence."""
 
     await ask(pilot, "[red]Why[/red] \x1b[2J?")
@@ -82,10 +82,10 @@ async def test_what_is_no_markdown_is_shown_as_it_is(pilot: Pilot[None], app: Ch
 
 
 @plays("x", size=(100, 20))
-async def test_two_hundred_turns_are_a_few_widgets(
+async def test_long_conversation_uses_few_widgets(
     pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a delta costs does not grow with the conversation: no earlier answer is laid out for it."""
+    """The cost of a delta does not grow with the conversation: no earlier answer is laid out again."""
     turn = (Message("user", "question"), Message("assistant", "*answer*\n\n- a\n- b"))
     await loaded(pilot)
     view = app.transcript
@@ -117,7 +117,7 @@ async def test_two_hundred_turns_are_a_few_widgets(
     answer.finish()
 
 
-def test_the_text_is_that_of_the_pieces_and_a_run_of_one_source_is_one_span() -> None:
+def test_pieces_of_one_source_are_merged_into_one_span() -> None:
     by_pieces = highlight_sources(PIECES)
     assert by_pieces.plain == "The sky is" and highlight_sources(()).plain == ""
     assert len(by_pieces.spans) == 2
@@ -126,6 +126,6 @@ def test_the_text_is_that_of_the_pieces_and_a_run_of_one_source_is_one_span() ->
     assert "underlined" in LEGEND
 
 
-def test_nothing_in_an_answer_is_markup_or_obeyed_by_a_terminal() -> None:
+def test_answers_cannot_contain_markup_or_terminal_codes() -> None:
     hostile = highlight_sources((Piece("[red]x[/red]\x1b[2J\n\ty\x07", "draft"),)).plain
     assert hostile == "[red]x[/red]�[2J\n\ty�"

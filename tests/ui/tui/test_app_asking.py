@@ -1,4 +1,4 @@
-"""Questions, answers, what waits, what is stopped, and what goes wrong."""
+"""Questions, answers, the queue, interruptions, and errors."""
 
 from dataclasses import replace
 
@@ -18,9 +18,7 @@ LONG = " ".join(f"word{i}" for i in range(40))
 
 
 @plays("one", "two", loads=False)
-async def test_questions_wait_for_the_model_and_for_each_other(
-    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
-) -> None:
+async def test_questions_are_queued(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
     await send(pilot, "first")
     await send(pilot, "second")
     assert said(app) == [("question", "first"), ("question", "second")]
@@ -33,7 +31,7 @@ async def test_questions_wait_for_the_model_and_for_each_other(
 
 
 @plays(LONG)
-async def test_escape_stops_at_once_and_keeps_what_came(
+async def test_escape_stops_immediately_and_keeps_the_partial_answer(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     for passes, at, doing in (
@@ -58,7 +56,9 @@ async def test_escape_stops_at_once_and_keeps_what_came(
 
 
 @plays(LONG, passes=1)
-async def test_escape_calls_back_what_waits(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
+async def test_escape_returns_queued_questions_to_the_composer(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
     await loaded(pilot)
     await send(pilot, "/hlep")
     await hold(pilot, engine, "first")
@@ -78,7 +78,7 @@ async def test_escape_calls_back_what_waits(pilot: Pilot[None], app: ChatApp, en
 
 
 @plays(Script(LONG, fail_after=1), "Now it works.")
-async def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(
+async def test_error_during_an_answer_names_a_remedy_and_keeps_the_chat_usable(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     engine.gate.clear()
@@ -87,7 +87,7 @@ async def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(
     await send(pilot, "second")
     engine.gate.set()
     await until(pilot, lambda: app.answer is None and bool(app.composer.text))
-    assert app.composer.text == "second" and len(engine.requests) == 1  # what waited is not sent
+    assert app.composer.text == "second" and len(engine.requests) == 1  # the queue is not sent
     for text in ("word0 word1 word2 word3", "ended by an error", "Input/output error", "/retry"):
         assert text in seen(app)
     app.composer.clear()
@@ -97,7 +97,9 @@ async def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(
 
 
 @plays(Script("x", fail_after=0, error=RequestError("not so")))
-async def test_a_refused_question_comes_back(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
+async def test_refused_question_returns_to_the_composer(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
     await loaded(pilot)
     context, engine.context = engine.context, 3
     await send(pilot, "a question of too many words")
@@ -109,11 +111,11 @@ async def test_a_refused_question_comes_back(pilot: Pilot[None], app: ChatApp, e
     engine.context = context
     await send(pilot, "first")
     await until(pilot, lambda: "not so" in seen(app))
-    assert "/retry" not in seen(app)  # a refusal before the first pass is no fault
+    assert "/retry" not in seen(app)  # a refusal before the first pass is not an error
 
 
 @plays("one", "two", "three")
-async def test_undo_and_edit_take_turns_away(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
+async def test_undo_and_edit_remove_turns(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
     await ask(pilot, "first", "second")
     before = said(app)
     await send(pilot, "/edit")
@@ -129,7 +131,7 @@ async def test_undo_and_edit_take_turns_away(pilot: Pilot[None], app: ChatApp, e
     await send(pilot, "/undo")
     await until(pilot, lambda: said(app) == before)
     engine.context = 30
-    await send(pilot, "/edit " + "word " * 40)  # is refused, and the turn comes back
+    await send(pilot, "/edit " + "word " * 40)  # is refused, and the turn returns
     await until(pilot, lambda: "the context has" in seen(app))
     assert said(app)[:-1] == before and said(app)[-1][0] == "error"
     assert app.composer.text == "/edit " + ("word " * 40).strip()
@@ -138,16 +140,18 @@ async def test_undo_and_edit_take_turns_away(pilot: Pilot[None], app: ChatApp, e
 
 
 @plays("one", "two", "three")
-async def test_the_arrows_go_through_the_versions_of_an_answer(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_arrows_switch_between_versions_of_an_answer(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "first", "second")
-    await pilot.press("left")  # there is one only
+    await pilot.press("left")  # there is only one
     await pilot.press("ctrl+r")
     await until(pilot, lambda: app.answer is None and "← 2 of 2" in seen(app))
     assert said(app)[-1] == ("answer", "three")
     await pilot.press("left")
     await until(pilot, lambda: "1 of 2 →" in seen(app))
     assert said(app) == [("question", "first"), ("answer", "one"), ("question", "second"), ("answer", "two")]
-    await pilot.press("left", "x", "left", "right", "backspace")  # none before it; in a text the cursor moves
+    await pilot.press(
+        "left", "x", "left", "right", "backspace"
+    )  # there is no earlier one; in a text the cursor moves
     await until(pilot, lambda: app.composer.text == "")
     assert "1 of 2 →" in seen(app) and "← 1" not in seen(app)
     await pilot.press("right")
@@ -160,12 +164,12 @@ async def test_the_arrows_go_through_the_versions_of_an_answer(pilot: Pilot[None
 
 
 @plays("one", LONG, passes=1)
-async def test_a_retry_that_is_stopped_at_once_shows_the_answer_from_before(
+async def test_stopped_retry_shows_the_previous_answer(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await ask(pilot, "first")
     await pilot.press("ctrl+r")
-    await until(pilot, engine.held.is_set)
+    await until(pilot, engine.at_gate.is_set)
     await pilot.press("escape")
     await until(pilot, lambda: app.answer is None and "No new answer" in seen(app))
     assert said(app)[:2] == [("question", "first"), ("answer", "one")]
@@ -174,10 +178,10 @@ async def test_a_retry_that_is_stopped_at_once_shows_the_answer_from_before(
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after escape", "without"])
 @plays(LONG, "Another.", passes=1)
-async def test_a_retry_in_the_last_frame_of_an_answer(
+async def test_retry_in_the_last_frame_of_an_answer(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, stopped: bool
 ) -> None:
-    """The session has done with the answer, and the screen has not heard of it."""
+    """The session is done with the answer, but the screen has not been notified yet."""
     ends: list[Message] = []
 
     await loaded(pilot)
@@ -205,14 +209,12 @@ async def test_a_retry_in_the_last_frame_of_an_answer(
     else:
         await until(pilot, lambda: app.answer is None)
         assert "stop the answer first" in said(app)[-1][1]
-    app.post_message(ends[0])  # nobody waits for it
+    app.post_message(ends[0])  # nothing waits for it
     await ask(pilot, "second")
 
 
 @plays("one", failing=["bad/draft"])
-async def test_a_chat_goes_on_where_a_draft_or_the_model_cannot_be_loaded(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_chat_continues_if_a_draft_or_the_model_fails_to_load(pilot: Pilot[None], app: ChatApp) -> None:
     assert isinstance(app.opener, ScriptedLoad)
     await ask(pilot, "first")
     await send(pilot, "/draft bad/draft")
@@ -242,7 +244,7 @@ async def test_a_chat_goes_on_where_a_draft_or_the_model_cannot_be_loaded(
 
 
 @plays("one two three", size=(100, 30))
-async def test_title_and_meter_are_those_of_the_conversation(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_title_and_context_meter_follow_the_conversation(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "Why is the sky so very blue today?")
     assert app.controller is not None
     used = app.controller.session.used
@@ -266,7 +268,7 @@ async def test_title_and_meter_are_those_of_the_conversation(pilot: Pilot[None],
 
 
 @plays("one", loads=False)
-async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
+async def test_settings_made_while_loading_apply_to_the_first_answer(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await send(pilot, "/set temperature=0.7")
@@ -276,10 +278,10 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     await send(pilot, "/set temperature")
     await send(pilot, "/help set")
     await until(pilot, lambda: len(said(app)) == 6)
-    told = [text for kind, text in said(app) if kind != "question"]
-    assert "temperature` is `0.7`" in told[0] and "top_k` is `5`" in told[1]
-    assert "unknown parameter 'top_q'" in told[2] and "`temperature` is `0.7`: " in told[3]
-    assert "| `top_k` | `5` |" in told[4]
+    replies = [text for kind, text in said(app) if kind != "question"]
+    assert "temperature` is `0.7`" in replies[0] and "top_k` is `5`" in replies[1]
+    assert "unknown parameter 'top_q'" in replies[2] and "`temperature` is `0.7`: " in replies[3]
+    assert "| `top_k` | `5` |" in replies[4]
     app.composer.set_text("/set seed=r")
     await until(pilot, lambda: "/set seed=random" in seen(app))
     app.composer.clear()
@@ -289,10 +291,10 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     assert engine.requests[0].params == replace(app.defaults(), temperature=0.7, top_k=5, seed=3)
     assert app.controller is not None and app.controller.session.params == engine.requests[0].params
     app.opener.gate.clear()
-    await send(pilot, "/set temperature=0.3")  # which what was set before it does not overwrite
+    await send(pilot, "/set temperature=0.3")  # earlier settings do not overwrite it
     await send(pilot, "/draft none")
     await until(pilot, lambda: app.is_loading)
-    await send(pilot, "/set top_p=0.5")  # on top of the others
+    await send(pilot, "/set top_p=0.5")  # added to the others
     await until(pilot, lambda: "top_p` is `0.5`" in said(app)[-1][1])
     app.opener.gate.set()
     await until(pilot, lambda: not app.is_loading)
@@ -300,11 +302,11 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
 
 
 @plays("one", loads=False)
-async def test_the_models_sampling_is_known_once_it_is_loaded(
+async def test_sampling_defaults_of_the_model_apply_after_loading(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     engine.sampling_defaults = SamplingParams(temperature=0.6, top_p=0.9, top_k=20)
-    await send(pilot, "/set top_k=0")  # as it seems to be already
+    await send(pilot, "/set top_k=0")  # as shown already
     await send(pilot, "/set top_p")
     await until(pilot, lambda: len(said(app)) == 2)
     assert said(app)[0][1] == "From the next answer on, `top_k` is `0`."
@@ -320,7 +322,7 @@ async def test_the_models_sampling_is_known_once_it_is_loaded(
 
 
 @plays("one", "two")
-async def test_a_retry_that_would_be_the_same_offers_another(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_identical_retry_suggests_a_temperature(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     await send(pilot, "/set temperature=0")
     await ask(pilot, "Why?")

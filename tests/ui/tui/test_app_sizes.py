@@ -1,4 +1,4 @@
-"""Small terminals, a resize in mid-stream, wide characters."""
+"""Small terminals, resizing during an answer, and wide characters."""
 
 import pytest
 from rich.cells import cell_len
@@ -14,7 +14,7 @@ SMALL = (40, 12)
 
 
 @plays("世界你好 👩‍👩‍👧 🎉 " * 8 + "é end", size=SMALL)
-async def test_a_small_terminal_shows_question_answer_and_figures(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_small_terminal_shows_question_answer_and_statistics(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "你好 🎉?")
     lines = seen(app).split("\n")
     assert len(lines) == 12 and all(cell_len(line) <= 40 for line in lines)
@@ -32,7 +32,7 @@ async def test_a_small_terminal_shows_question_answer_and_figures(pilot: Pilot[N
 
 
 @plays("x", size=(120, 30))
-async def test_the_side_panel_is_there_where_there_is_room(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_side_panel_is_shown_if_there_is_room(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "Why?")
     panel = app.query_one(SidePanel)
     assert panel.display
@@ -44,9 +44,7 @@ async def test_the_side_panel_is_there_where_there_is_room(pilot: Pilot[None], a
 
 
 @plays("long " * 100 + "\n\n```\n" + "code " * 100 + "\n```", size=(200, 80))
-async def test_lines_of_a_wide_terminal_have_a_hundred_columns_to_read(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_text_is_at_most_100_columns_wide(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "why " * 100)
     await app.transcript.note("note " * 100, "notice")
     await pilot.pause()
@@ -58,7 +56,7 @@ async def test_lines_of_a_wide_terminal_have_a_hundred_columns_to_read(
 
 
 @plays(LONG, passes=8)
-async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
+async def test_resize_during_an_answer_keeps_the_end_in_view(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await hold(pilot, engine, "Count.")
@@ -72,15 +70,15 @@ async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
 
 
 @plays("\n\n".join(f"line{i}" for i in range(60)), passes=10)
-async def test_scrolling_up_in_mid_stream_stays_there_until_one_goes_to_the_end(
+async def test_scrolling_up_stops_following_until_the_end_is_reached(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = list[bool]()
+    indicator = list[bool]()
     await loaded(pilot)
-    monkeypatch.setattr(app.status, "set_more_below", told.append)
+    monkeypatch.setattr(app.status, "set_more_below", indicator.append)
     await hold(pilot, engine, "Count.")
     await until(pilot, lambda: "line39" in seen(app))
-    assert not any(told)  # while it is followed
+    assert not any(indicator)  # while it follows the end
     monkeypatch.undo()
     for to_the_end in (lambda: pilot.press("ctrl+end"), lambda: pilot.click("#below")):
         await pilot.press("pageup", "pageup")
@@ -102,14 +100,14 @@ async def test_scrolling_up_in_mid_stream_stays_there_until_one_goes_to_the_end(
 
 
 @plays("short", "\n\n".join(f"line{i}" for i in range(60)))
-async def test_page_down_at_the_end_goes_on_following(
+async def test_page_down_at_the_end_keeps_following(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await ask(pilot, "Why?")
     before = seen(app)
     await pilot.press("pagedown", "pageup", "pagedown")
     await pilot.pause()
-    assert seen(app) == before  # what is shorter than the view does not jump
+    assert seen(app) == before  # content shorter than the view does not jump
     engine.gate = PassGate(10)
     await hold(pilot, engine, "Count.")
     await until(pilot, lambda: "line39" in seen(app))

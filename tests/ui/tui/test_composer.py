@@ -1,4 +1,4 @@
-"""Writing: lines, recall, completion, paste."""
+"""The composer: lines, history, completion and paste."""
 
 import pytest
 from rich.cells import cell_len
@@ -14,13 +14,13 @@ from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, se
 
 
 @plays("ok")
-async def test_enter_sends_and_other_keys_begin_a_line(
+async def test_enter_sends_and_modified_enter_inserts_a_line(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await loaded(pilot)
     await send(pilot, "  \n ")
     await pilot.press("ctrl+u")
-    assert said(app) == []  # nothing is sent of nothing
+    assert said(app) == []  # an empty text is not sent
     await pilot.press("a", "shift+enter", "b", "ctrl+j", "c")
     assert app.composer.text == "a\nb\nc"
     assert app.composer.size.height == 3
@@ -28,7 +28,7 @@ async def test_enter_sends_and_other_keys_begin_a_line(
     await until(pilot, lambda: bool(engine.requests) and app.answer is None)
     assert said(app)[0] == ("question", "a\nb\nc")
     assert app.composer.text == ""
-    # A terminal may hand over a whole line at once: Enter does not overtake what was written before it.
+    # A terminal may send a whole line at once: Enter must not overtake the text before it.
     for letter in "all of it":
         app.post_message(events.Key("space" if letter == " " else letter, letter))
     app.post_message(events.Key("enter", "\r"))
@@ -37,11 +37,11 @@ async def test_enter_sends_and_other_keys_begin_a_line(
 
 
 @plays("ok")
-async def test_arrows_recall_and_bring_back_what_was_being_written(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_arrows_recall_history_and_restore_the_draft(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "first", "second\nline")
     await pilot.press("n", "e", "w")
     for key, text in (
-        ("up", "second\nline"),  # its last line has the cursor
+        ("up", "second\nline"),  # the cursor is in its last line
         ("up", "second\nline"),
         ("up", "first"),
         ("up", "first"),
@@ -70,24 +70,24 @@ async def test_commands_are_listed_and_completed(pilot: Pilot[None], app: ChatAp
 
 
 @plays("ok")
-async def test_a_slash_in_a_question_is_no_command(
+async def test_slash_in_a_question_is_not_a_command(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await ask(pilot, "/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?")
     assert len(engine.requests) == 4
-    asked = ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
-    assert [text for kind, text in said(app) if kind == "question"] == asked
+    questions = ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
+    assert [text for kind, text in said(app) if kind == "question"] == questions
     engine.gate.clear()
     await hold(pilot, engine, "first")
     for question in ("//clear it", "//help it"):
         await send(pilot, question)
     await pilot.press("escape")
     await until(pilot, lambda: app.answer is None)
-    assert app.composer.text == "//clear it\n/help it"  # so that it is asked, not run
+    assert app.composer.text == "//clear it\n/help it"  # so that it is questions, not run
 
 
 @plays("ok")
-async def test_a_large_paste_is_whole_and_shown_folded(
+async def test_large_paste_is_complete_and_folded(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     engine.context = 100_000
@@ -112,13 +112,13 @@ async def test_a_large_paste_is_whole_and_shown_folded(
 
 
 @plays("ok")
-async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_clear_and_undo_the_input(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     await pilot.press("a", "shift+enter", "b", "left", "ctrl+u")
     assert app.composer.text == ""
     await pilot.press("ctrl+underscore")
     assert app.composer.text == "a\nb"
-    await pilot.press("ctrl+z")  # suspends, where there is a terminal
+    await pilot.press("ctrl+z")  # suspends in a real terminal
     assert app.composer.text == "a\nb"
     await pilot.press("ctrl+u", "/", "h")
     await pilot.press("ctrl+u")
@@ -126,9 +126,7 @@ async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[N
 
 
 @plays("ok")
-async def test_a_click_takes_a_completion_and_wide_names_do_not_push_the_help_away(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_click_on_a_completion_and_wide_names(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     await pilot.press("/", "s", "e")
     choices = app.query_one(CompletionList)
@@ -146,10 +144,10 @@ async def test_a_click_takes_a_completion_and_wide_names_do_not_push_the_help_aw
 
 
 @plays("ok")
-async def test_letters_that_come_together_are_put_in_together(
+async def test_letters_received_together_are_inserted_together(
     pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a terminal without bracketed paste: the same text as key by key, with few edits."""
+    """As in a terminal without bracketed paste: the text equals that of single keys, with few edits."""
     await loaded(pilot)
     edits, usual = [], app.composer.edit
 

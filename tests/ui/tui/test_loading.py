@@ -1,4 +1,4 @@
-"""The view of a load: what it says, and that it is laid out only where it must be."""
+"""The loading view: its text, and that it is laid out only when necessary."""
 
 import pytest
 from textual.app import App, ComposeResult
@@ -17,7 +17,7 @@ class Host(App[None]):
         yield self.view
 
 
-async def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
+async def test_loading_view_is_laid_out_only_if_its_lines_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = Host()
@@ -39,16 +39,16 @@ async def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
         assert laid_out[3:] == [True]
         await pilot.pause()
         assert app.view.size.height == 4
-        app.now = 10.0  # a figure more, and a line may break elsewhere
+        app.now = 10.0  # one more digit, and a line may wrap differently
         app.view.tick()
         assert laid_out[4:] == [True]
 
 
-def test_the_time_that_is_left_is_in_minutes_where_it_is_long() -> None:
+def test_long_remaining_time_is_shown_in_minutes() -> None:
     view = LoadingView("demo", lambda: 0.0)
     view.update_from(LoadProgress("reading the draft", 0, 100, "layers"))
     view.update_from(LoadProgress("reading the draft", 10, 100, "layers"))
     assert "10 of 100 layers · 9 s left" in view.text(1.0)
-    told = view.text(62.4)
-    assert "loading demo · 62.4 s" in told and "10 of 100 layers · 9 min left" in told
+    progress = view.text(62.4)
+    assert "loading demo · 62.4 s" in progress and "10 of 100 layers · 9 min left" in progress
     assert "loading demo · 2 min" in view.text(124.0)

@@ -1,4 +1,4 @@
-"""Markdown as lines: the same however it came, whatever a model writes, and cheap where nothing moves."""
+"""Markdown as lines: independent of chunking, safe for any model output, and cheap if nothing changes."""
 
 import pytest
 from hypothesis import given
@@ -47,7 +47,7 @@ def drawn(text: str, width: int = 40) -> list[str]:
 
 
 @given(text=documents, cuts=st.lists(st.integers(0, 120), max_size=6), width=st.integers(1, 60))
-def test_how_it_came_makes_no_difference(text: str, cuts: list[int], width: int) -> None:
+def test_chunking_makes_no_difference(text: str, cuts: list[int], width: int) -> None:
     grown = MarkdownLines()
     for cut in [*sorted(cuts), len(text)]:
         assert grown.set_source(text[:cut])
@@ -57,17 +57,17 @@ def test_how_it_came_makes_no_difference(text: str, cuts: list[int], width: int)
         assert "|" in text or all(cell_len(line) <= width for line in shown(grown, width))
 
 
-def test_what_everything_looks_like() -> None:
+def test_rendering_of_every_element() -> None:
     text = "\n".join(drawn(DOCUMENT))
     assert "Title\n\nSome words, code and a link" in text
-    assert "(https://example.org/a)" in text, "an address is seen before it is followed"
+    assert "(https://example.org/a)" in text, "an address is visible before it is followed"
     assert " 1 one\n 2 two\n" in text and "• deeper" in text
     assert "def blue(sky: float) -> float:" in text and "```" not in text
     assert "▌ said" in text and "<script>alert(1)</script>" in text
     assert "\n\n\n" not in text and not text.endswith("\n")
 
 
-def test_code_is_coloured_and_an_unknown_language_is_no_matter() -> None:
+def test_code_highlighting_with_known_and_unknown_languages() -> None:
     def colours(language: str) -> int:
         lines = MarkdownLines()
         lines.set_source(f"```{language}\nreturn 'a' + 1\n```")
@@ -79,7 +79,7 @@ def test_code_is_coloured_and_an_unknown_language_is_no_matter() -> None:
     assert colours("python title=x") == colours("python")
 
 
-def test_only_the_last_block_is_read_again() -> None:
+def test_only_the_last_block_is_parsed_again() -> None:
     lines, block = MarkdownLines(), "word " * 20 + "\n\n"
     for count in range(1, 101):
         assert lines.set_source(block * count)
@@ -87,21 +87,21 @@ def test_only_the_last_block_is_read_again() -> None:
     assert not lines.set_source("another text") and lines.source == block * 100
 
 
-async def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[bool]()
+async def test_layout_runs_only_if_the_text_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = list[bool]()
     refresh = StreamedMarkdown.refresh
 
     def counted(self: StreamedMarkdown, *regions: object, layout: bool = False, **others: object) -> object:
-        asked.append(layout)
+        layouts.append(layout)
         return refresh(self, *regions, layout=layout, **others)
 
     prose = StreamedMarkdown("one")
     async with MarkdownPage(prose).run_test(size=(40, 20)) as pilot:
         await pilot.pause()
         monkeypatch.setattr(StreamedMarkdown, "refresh", counted)
-        assert prose.set_source("one two") and asked == [False]
-        assert prose.set_source("one two") and asked == [False]
-        assert prose.set_source("one two\n\nthree") and asked == [False, True]
+        assert prose.set_source("one two") and layouts == [False]
+        assert prose.set_source("one two") and layouts == [False]
+        assert prose.set_source("one two\n\nthree") and layouts == [False, True]
         await pilot.pause()
         assert prose.size.height == 3 and not prose.set_source("two")
         await pilot.resize_terminal(6, 20)
@@ -119,13 +119,13 @@ HAIKU = "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"
         ("1 Main St\nOld Town\n\nBye", ["1 Main St", "Old Town", "", "Bye"]),
         ("- one\n  more\n- two", [" • one", "   more", " • two"]),
         ("> a\n> b", ["▌ a", "▌ b"]),
-        ("*a\nb* `c\nd`", ["a", "b c d"]),  # a newline in a span of code is a space, as in all Markdown
+        ("*a\nb* `c\nd`", ["a", "b c d"]),  # a newline in a code span is a space, as in all Markdown
         ("two  \nspaces\\\nbackslash", ["two", "spaces", "backslash"]),
-        # What Python takes for ends of lines, and Markdown does not.
+        # Characters that end lines in Python but not in Markdown.
         ("a\u2028b\u2028c\u2028d\n\nx\n\ny", ["a\u2028b\u2028c\u2028d", "", "x", "", "y"]),
     ],
 )
-def test_a_newline_is_a_newline(text: str, lines: list[str]) -> None:
+def test_newlines_are_kept(text: str, lines: list[str]) -> None:
     assert drawn(text) == lines
     grown = MarkdownLines()
     assert all(grown.set_source(text[:end]) for end in range(len(text) + 1))

@@ -1,4 +1,4 @@
-"""Ctrl+P: our own commands and themes, and nothing of Textual's."""
+"""Ctrl+P: the palette has our commands and themes, and none of Textual's."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.ui.tui.stage import loaded, plays, said, seen, settled, until
 
 @pytest.fixture(autouse=True)
 def no_theme(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFSPEC_THEME", "dark")  # is put back afterwards
+    monkeypatch.setenv("OFFSPEC_THEME", "dark")  # is restored afterwards
     monkeypatch.delenv("OFFSPEC_THEME")
 
 
@@ -24,7 +24,7 @@ def pink(no_theme: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @plays("ok")
-async def test_the_palette_lists_and_runs_our_own(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_palette_lists_and_runs_our_commands(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     listed = {command.title: command for command in app.get_system_commands(app.screen)}
     assert list(listed) == [*(f"/{name}" for name in COMMANDS), "dark theme", "light theme"]
@@ -44,7 +44,7 @@ async def test_the_palette_lists_and_runs_our_own(pilot: Pilot[None], app: ChatA
 
 
 @plays("ok")
-async def test_the_theme_is_remembered(
+async def test_theme_is_saved(
     pilot: Pilot[None], app: ChatApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "config"
@@ -59,7 +59,7 @@ async def test_the_theme_is_remembered(
     monkeypatch.setenv("OFFSPEC_THEME", "light")
     listed["dark theme"].callback()
     assert "theme saved in" in seen(app)
-    monkeypatch.setenv("OFFSPEC_THEME", "light")  # by the user, who has another default
+    monkeypatch.setenv("OFFSPEC_THEME", "light")  # by a user with another default
     listed["dark theme"].callback()
     await pilot.pause()
     assert "OFFSPEC_THEME is set" in seen(app)
@@ -71,6 +71,6 @@ async def test_the_theme_is_remembered(
 
 
 @plays("ok")
-async def test_a_theme_that_is_none_is_told(pilot: Pilot[None], app: ChatApp, pink: None) -> None:
+async def test_unknown_theme_is_reported(pilot: Pilot[None], app: ChatApp, pink: None) -> None:
     await until(pilot, lambda: bool(said(app)))
     assert said(app) == [("notice", "unknown theme 'pink' in OFFSPEC_THEME; valid themes are dark and light")]

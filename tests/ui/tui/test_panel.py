@@ -1,4 +1,4 @@
-"""The side panel: what its figures read, and that it paints only what changed."""
+"""The side panel: the source of its figures, and that it repaints only changes."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +28,7 @@ class Talk:
 
 @dataclass
 class Table:
-    """As much of a chat as the panel looks at."""
+    """The part of a chat that the panel uses."""
 
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(layers=30))
     stats: ChatStats = field(default_factory=ChatStats)
@@ -43,7 +43,7 @@ def lines(content: Content) -> list[str]:
     return content.plain.split("\n")
 
 
-def test_speed_and_sparkline_are_those_of_the_answer() -> None:
+def test_speed_and_sparkline_of_the_answer() -> None:
     for content in (panel.speed(ChatStats()), panel.times(PassTimes()), panel.sparkline(())):
         assert content.plain == "no data yet"
     stats = ChatStats()
@@ -54,7 +54,7 @@ def test_speed_and_sparkline_are_those_of_the_answer() -> None:
     assert len(lines(panel.sparkline(range(1, 100)))[0]) == WIDTH
 
 
-def test_experts_that_were_read_are_told_where_any_come_by_need() -> None:
+def test_expert_reads_are_shown_for_on_demand_experts() -> None:
     stats = ChatStats()
     stats.on_event(passed(4))
     assert panel.last_pass(stats) == panel.times(stats.last_times)
@@ -64,7 +64,7 @@ def test_experts_that_were_read_are_told_where_any_come_by_need() -> None:
     assert lines(panel.speed(stats))[-1] == "75% of experts in memory"
 
 
-def test_the_split_is_as_wide_as_the_panel_and_says_what_each_sign_is() -> None:
+def test_time_split_fills_the_panel_and_has_a_legend() -> None:
     shown = lines(panel.times(PassTimes(draft=0.2, link=0.6, compute=0.2)))
     assert shown[0] == "▓" * 6 + "░" * 18 + "█" * 6
     assert [line.split() for line in shown[1:]] == [
@@ -82,7 +82,7 @@ def test_the_split_is_as_wide_as_the_panel_and_says_what_each_sign_is() -> None:
 
 
 class PlacedEngine(ScriptedEngine):
-    """Placed as it is told."""
+    """An engine with a given placement."""
 
     def __init__(self, plan: Plan | None = None, **placed: object) -> None:
         super().__init__(layers=30, plan=plan)
@@ -93,14 +93,14 @@ class PlacedEngine(ScriptedEngine):
         return {**super().placement, **self.placed}
 
 
-def test_what_lies_in_each_memory() -> None:
+def test_contents_of_each_memory() -> None:
     assert lines(panel.memory(PlacedEngine())) == [
         "GPU  none (runs on the CPU)",
         "RAM  7 layers, limit 1.50 GB",
         "disk 23 layers",
     ]
     shown = lines(panel.memory(PlacedEngine(small())))
-    assert shown[1] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine's limit is below what the plan needs
+    assert shown[1] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine's limit is below the plan's need
     assert shown[2] == "▰" * WIDTH
     assert shown[-1] == "disk 23 layers, 2.71 GB"
     shown = lines(panel.memory(PlacedEngine(small(), disk_layers=0, expert_slots=261, experts=1920)))
@@ -117,7 +117,7 @@ def test_what_lies_in_each_memory() -> None:
     assert lines(panel.memory(engine))[0] == "GPU  2, first L4"
 
 
-def test_the_plan_in_lines() -> None:
+def test_plan_section() -> None:
     assert lines(panel.plan_line(ScriptedEngine())) == ["≤ 64 nodes, width 8"]
     alone = ScriptedEngine(config=EngineConfig("demo", draft="none", budget=1))
     assert lines(panel.plan_line(alone)) == ["one token per pass"]
@@ -126,7 +126,7 @@ def test_the_plan_in_lines() -> None:
     assert with_plan[2].endswith("-bound")
 
 
-def test_the_context_is_told_in_figures_and_as_a_bar() -> None:
+def test_context_is_shown_in_figures_and_as_a_bar() -> None:
     table = Table()
     table.session.used = 1024
     shown = lines(panel.session(table))
@@ -150,7 +150,7 @@ class Host(App[None]):
         themes.register(self)
 
 
-async def test_only_what_has_changed_is_painted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_changes_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
     app, table = Host(), Table()
     async with app.run_test(size=(34, 40)) as pilot:
         app.panel.update_from(table)
@@ -175,7 +175,7 @@ async def test_only_what_has_changed_is_painted_again(monkeypatch: pytest.Monkey
         app.panel.update_from(None)  # a hidden panel does no work
 
 
-async def test_what_stays_with_an_engine_is_read_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_constant_engine_data_is_read_once_per_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[ScriptedEngine] = []
     memory = panel.memory
 

@@ -1,4 +1,4 @@
-"""Pages to read, the help, and the themes."""
+"""Text pages, the help, and the themes."""
 
 import pytest
 from textual.app import App
@@ -12,7 +12,7 @@ from offspec.ui.tui.page_screen import KEYS, PageScreen, help_page, help_screen
 from tests.ui.tui.small_apps import showing
 
 
-async def test_a_page_is_read_and_closed() -> None:
+async def test_open_and_close_a_page() -> None:
     page = PageScreen("The [plan]", "\n\n".join(f"Sentence {n}." for n in range(60)))
     async with showing(page) as (pilot, app):
         assert str(page.query_one("#page").border_title) == "The \\[plan]"
@@ -27,10 +27,10 @@ async def test_a_page_is_read_and_closed() -> None:
             await app.show(page)
 
 
-async def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
+async def test_ctrl_c_copies_the_selection_of_a_page() -> None:
     page = PageScreen("Plan", "One line.")
     async with showing(page) as (pilot, app):
-        assert page.query_one("#page").size.height < 8  # a short page takes no more room than it needs
+        assert page.query_one("#page").size.height < 8  # a short page takes only the space that it needs
         page.query_one(StreamedMarkdown).text_select_all()
         await pilot.press("ctrl+c")
         await pilot.pause()
@@ -38,7 +38,7 @@ async def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
         assert app.screen is page
 
 
-async def test_a_cell_of_a_table_is_no_markup_under_the_mouse() -> None:
+async def test_table_cells_are_not_markup_under_the_mouse() -> None:
     page = PageScreen("Figures", "| a |\n|---|\n| [/path] |\n")
     async with showing(page) as (pilot, app):
         prose = page.query_one(StreamedMarkdown)
@@ -77,7 +77,7 @@ async def test_help_scrolls_in_a_small_terminal() -> None:
         ({"OFFSPEC_THEME": "purple", "COLORFGBG": "0;15"}, True),
     ],
 )
-def test_the_theme_is_the_terminals(variables: dict[str, str], light: bool) -> None:
+def test_theme_follows_the_terminal(variables: dict[str, str], light: bool) -> None:
     app: App[None] = App()
     wrong = themes.register(app, variables)
     assert (

@@ -1,4 +1,4 @@
-"""Ctrl+F: words are found in questions and answers, and shown where they are."""
+"""Ctrl+F: search in questions and answers."""
 
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
@@ -26,7 +26,7 @@ needle = 1
 
 
 async def search(pilot: Pilot[None], *keys: str) -> str:
-    """Press these keys in the search, and return what it says then."""
+    """Press these keys in the search, and return its message."""
     await pilot.press(*keys)
     await pilot.pause()
     await pilot.pause()
@@ -38,14 +38,14 @@ def selected(app: ChatApp) -> str:
 
 
 @plays(ANSWER, "No *needles* here.\n\n" + LONG)
-async def test_the_places_are_gone_through_from_the_latest(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_search_steps_through_matches_from_the_latest(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "Where is the needle?", "And now?")
     assert await search(pilot, "ctrl+f", *"long needle is  a needle") == "1 of 1"
-    assert " ".join(selected(app).split()) == "long needle is a Needle"  # over marks and ends of lines
+    assert " ".join(selected(app).split()) == "long needle is a Needle"  # across marks and line ends
     assert await search(pilot, "ctrl+a", "ctrl+k", *"[b](") == "nothing found"
     assert selected(app) == ""
     assert await search(pilot, "ctrl+a", "ctrl+k") == ""
-    assert await search(pilot, *"hidden") == "nothing found"  # folded thinking
+    assert await search(pilot, *"hidden") == "nothing found"  # folded reasoning
     await pilot.press("escape")
     await app.transcript.note("a needle of the program", "notice")
     assert await search(pilot, "ctrl+f", *"needle") == "5 of 5"
@@ -66,13 +66,11 @@ async def test_the_places_are_gone_through_from_the_latest(pilot: Pilot[None], a
 
 
 @plays("one", "two\n\n" + LONG)
-async def test_a_search_while_an_answer_comes(
-    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
-) -> None:
+async def test_search_during_an_answer(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
     await ask(pilot, "first")
     engine.gate = PassGate(3)
     await send(pilot, "second")
-    await until(pilot, lambda: engine.held.is_set())
+    await until(pilot, lambda: engine.at_gate.is_set())
     assert await search(pilot, "ctrl+f", *"one") == "1 of 1"
     engine.gate.set()
     await until(pilot, lambda: app.answer is None)
@@ -82,7 +80,7 @@ async def test_a_search_while_an_answer_comes(
 
 
 @plays("ok")
-async def test_places_among_the_earliest_of_many_turns(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_matches_in_early_turns_of_a_long_conversation(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     folded = f"{LONG}\n\nfirst needle"
     messages = [Message("user", folded), *(Message("user", f"question {n}") for n in range(20))]
@@ -91,11 +89,11 @@ async def test_places_among_the_earliest_of_many_turns(pilot: Pilot[None], app: 
     assert await search(pilot, "ctrl+f", *"needle") == "22 of 22"
     assert selected(app) == "needle"
     assert await search(pilot, "down") == "1 of 22"
-    assert selected(app) == "needle" and "first needle" in seen(app)  # it was opened
+    assert selected(app) == "needle" and "first needle" in seen(app)  # it was unfolded
     assert await search(pilot, "down") == "2 of 22"
     assert app.focused is app.query_one("#search Input", Input)
 
 
-def test_plain_text_has_what_is_shown() -> None:
+def test_plain_text_equals_the_shown_text() -> None:
     markdown = "# A *b*\n\n> `c` <d>\n> e\n\n| f | g |\n|---|---|\n| h | i |\n\n```\n*j*\n```\n"
     assert plain_text(markdown).split("\n") == ["A b", "c <d>", "e", "f", "g", "h", "i", "*j*", ""]

@@ -14,7 +14,7 @@ from tests.ui.tui.small_apps import MarkdownPage
 from tests.ui.tui.stage import ask, plays
 
 MARKDOWN = "α *β* `γ` line.\n\n```python\nδ = 1\n```\n\n世 π"
-LETTERS = "αβγδ世π"  # plain, emphasized, code in a line, code in a block, wide, after wide
+LETTERS = "αβγδ世π"  # plain, emphasized, inline code, code block, wide, after wide
 
 
 def styles(app: App[None]) -> dict[str, Style]:
@@ -25,7 +25,7 @@ def styles(app: App[None]) -> dict[str, Style]:
 
 
 @pytest.mark.parametrize("theme", themes.THEMES)
-async def test_selected_markdown_has_the_colours_of_a_selection(theme: str) -> None:
+async def test_selected_markdown_has_selection_colours(theme: str) -> None:
     page = MarkdownPage(StreamedMarkdown(MARKDOWN))
     async with page.run_test(size=(30, 12)) as pilot:
         themes.register(page, {"OFFSPEC_THEME": theme})
@@ -48,7 +48,7 @@ def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_colour")
 @plays(MARKDOWN)
-async def test_a_selection_is_seen_without_colour(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_selection_is_visible_without_colour(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "ω?")
     assert not any(styles(app)[letter].reverse for letter in LETTERS + "ω")
     app.screen.text_select_all()
@@ -56,7 +56,7 @@ async def test_a_selection_is_seen_without_colour(pilot: Pilot[None], app: ChatA
     assert all(styles(app)[letter].reverse for letter in LETTERS + "ω")
 
 
-async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
+async def test_selection_after_wide_characters() -> None:
     prose = StreamedMarkdown("世界 plain")
     page = MarkdownPage(prose)
     async with page.run_test(size=(30, 12)) as pilot:

@@ -1,4 +1,4 @@
-"""Saved conversations: chosen, looked at, renamed, deleted."""
+"""Saved conversations: choosing, previewing, renaming, deleting."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ TITLES = ("Rivers in the sky", "[b]Holiday[/b] plans", "Why is the sky blue?")
 
 
 def put(archive: SessionArchive, title: str, at: int, *messages: str, model: str = "demo") -> Path:
-    """A conversation that changed in this minute. messages: questions and answers in turn."""
+    """Save a conversation changed in this minute. messages: questions and answers in turn."""
     talk = Conversation(model=model, title=title, updated=f"2026-01-02T03:{at:02}:00Z")
     for place, text in enumerate(messages or ("Question?", "Answer.")):
         talk.messages.append(
@@ -44,7 +44,7 @@ def files(archive: SessionArchive) -> list[Path]:
 
 
 def listing(archive: SessionArchive) -> SessionsScreen:
-    """A screen on which nothing may be changed."""
+    """A screen on which no change is allowed."""
 
     def refuse(*_: object) -> None:
         raise RequestError("this one [stays]")
@@ -64,7 +64,7 @@ def preview(screen: SessionsScreen) -> str:
     return str(screen.query_one("#sessions-preview Static", Static).visual)
 
 
-async def test_a_conversation_is_chosen(archive: SessionArchive, files: list[Path]) -> None:
+async def test_choose_a_conversation(archive: SessionArchive, files: list[Path]) -> None:
     async with showing(listing(archive), TALL) as (pilot, app):
         await pilot.press("down", "down", "up", "enter")
         await pilot.pause()
@@ -73,7 +73,7 @@ async def test_a_conversation_is_chosen(archive: SessionArchive, files: list[Pat
         await app.show(screen)
         await threads_done(pilot)
         assert note(screen).startswith("3 of 3")
-        await pilot.press(*"LARGE")  # models are searched too, and titles are no markup
+        await pilot.press(*"LARGE")  # models are searched too, and titles are not markup
         assert options(screen)[0].startswith("[b]Holiday[/b] plans\n")
         await pilot.press("ctrl+u", *"sky")
         assert [option.split("\n")[0] for option in options(screen)] == [TITLES[2], TITLES[0]]
@@ -85,7 +85,7 @@ async def test_a_conversation_is_chosen(archive: SessionArchive, files: list[Pat
         assert app.got == files[2]
 
 
-async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(archive: SessionArchive) -> None:
+async def test_enter_without_a_match_and_keys_that_cancel(archive: SessionArchive) -> None:
     (archive.folder / "x.json").write_text("{}")
     screen = listing(archive)
     async with showing(screen, TALL) as (pilot, app):
@@ -101,7 +101,7 @@ async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(archive: 
             await app.show(listing(archive))
 
 
-async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: SessionArchive) -> None:
+async def test_preview_shows_beginning_and_end(archive: SessionArchive) -> None:
     turns = [
         text
         for n in range(5)
@@ -129,14 +129,14 @@ async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: Sessi
         assert preview(screen) == ""
 
 
-async def test_a_low_terminal_has_no_room_for_a_preview(archive: SessionArchive, files: list[Path]) -> None:
+async def test_low_terminal_has_no_preview(archive: SessionArchive, files: list[Path]) -> None:
     screen = listing(archive)
     async with showing(screen, (40, 12)):
         assert not screen.query_one("#sessions-preview").display
         assert screen.query_one(OptionList).size.height >= 3
 
 
-async def test_what_is_refused_is_said(archive: SessionArchive, files: list[Path]) -> None:
+async def test_refusals_are_shown(archive: SessionArchive, files: list[Path]) -> None:
     screen = listing(archive)
     async with showing(screen, TALL) as (pilot, _):
         await pilot.press("ctrl+r", "x", "enter")
@@ -149,7 +149,7 @@ async def test_what_is_refused_is_said(archive: SessionArchive, files: list[Path
 
 
 @plays("ok", size=(100, 30))
-async def test_a_conversation_is_renamed_and_deleted(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_rename_and_delete_a_conversation(pilot: Pilot[None], app: ChatApp) -> None:
     archive = app.archive
     other, third = put(archive, "Rivers", 1), put(archive, "Lakes", 0)
     await ask(pilot, "Why?")
@@ -192,6 +192,8 @@ async def test_a_conversation_is_renamed_and_deleted(pilot: Pilot[None], app: Ch
 
     await app.action_command("/sessions")
     await threads_done(pilot)
-    await pilot.press(*"lay", *["backspace"] * 3, *"lakes", "enter")  # a letter of the filter is not a yes
+    await pilot.press(
+        *"lay", *["backspace"] * 3, *"lakes", "enter"
+    )  # a letter of the filter does not confirm
     await until(pilot, lambda: said(app)[0] == ("question", "Question?"))
     assert len(archive.list()) == 2

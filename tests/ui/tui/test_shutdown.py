@@ -1,4 +1,4 @@
-"""End of a chat: on request, in the middle of an answer, without a model, without a terminal."""
+"""End of a chat: on request, during an answer, without a model, without a terminal."""
 
 import os
 import pty
@@ -30,12 +30,12 @@ FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, giv
 
 
 def kept(folder: Path) -> Conversation:
-    """The one conversation in an archive."""
+    """Return the only conversation in an archive."""
     (entry,) = SessionArchive(folder).list()
     return Conversation.read(entry.file)
 
 
-def test_quitting_in_mid_stream_keeps_what_came(tmp_path: Path) -> None:
+def test_quit_during_an_answer_keeps_the_partial_answer(tmp_path: Path) -> None:
     app, engine = app_for([LONG], tmp_path, passes=2)
 
     async def scene(pilot: Pilot[None]) -> None:
@@ -53,7 +53,7 @@ def test_quitting_in_mid_stream_keeps_what_came(tmp_path: Path) -> None:
 
 
 @plays(LONG)
-async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
+async def test_quit_shows_what_it_waits_for_and_a_second_quit_does_not_wait(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = []
@@ -61,7 +61,7 @@ async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
     monkeypatch.setattr("offspec.ui.tui.app._STOPPING", PATIENCE)
     app_engine = (await loaded(pilot)).engine
     assert app_engine is not None
-    monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # a pass that does not end
+    monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # an endless pass
     engine.gate.clear()
     await hold(pilot, engine, "Count.")
     await pilot.press("ctrl+q")
@@ -73,14 +73,14 @@ async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
 
 
 @plays(LONG, passes=1)
-async def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(
+async def test_ctrl_c_stops_the_answer_and_twice_quits(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await hold(pilot, engine, "Count.")
     await pilot.press("ctrl+c")
     await until(pilot, lambda: app.answer is None)
     assert not app._exit
-    monkeypatch.setattr("offspec.ui.tui.app._TWICE", PATIENCE)  # a slow machine presses slowly
+    monkeypatch.setattr("offspec.ui.tui.app._TWICE", PATIENCE)  # a slow machine is slow to press
     await pilot.press("ctrl+c")
     await pilot.pause()
     assert "Press Ctrl+C again to exit" in seen(app)
@@ -90,13 +90,13 @@ async def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(
 
 
 @plays("ok")
-async def test_a_command_leaves_too(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_quit_command(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     await send(pilot, "/quit")
     await until(pilot, lambda: app._exit)
 
 
-def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
+def test_failed_load_ends_the_chat_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app, engine = app_for(["ok"], tmp_path)
@@ -121,10 +121,10 @@ def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
 
 
 class PanicException(BaseException):
-    """As a library in Rust raises it: no Exception."""
+    """As raised by a library in Rust: not an Exception."""
 
 
-def test_whatever_the_thread_dies_of_ends_the_chat(tmp_path: Path) -> None:
+def test_any_error_of_the_thread_ends_the_chat(tmp_path: Path) -> None:
     app, engine = app_for(["ok"], tmp_path)
     app.opener = ScriptedLoad(engine, fail=PanicException("index out of range"))
 
@@ -159,7 +159,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", sampled_params(ENDS, "hung up"))
-def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> None:
+def test_closed_terminal_loses_nothing(how: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(ours)
     child = subprocess.Popen(
@@ -196,7 +196,7 @@ def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> No
 
 
 def _take_terminal() -> None:
-    """Make standard input the terminal of this process, so that it hears when it goes away."""
+    """Make standard input the controlling terminal of this process, so that it receives a hangup."""
     import fcntl
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -211,7 +211,7 @@ def _read_until(terminal: int, wanted: bytes) -> None:
 
 
 def _drain(terminal: int, child: "subprocess.Popen[bytes]") -> bytes:
-    """What is still written until the program has ended, read as a terminal does."""
+    """Read the remaining output until the program has ended, as a terminal does."""
     output, ended = b"", False
     while not ended:
         ended = child.poll() is not None  # and then once more

@@ -1,6 +1,6 @@
 """Snapshots of the chat. After an intended change: `pytest tests/ui/tui/test_snapshots.py --snapshot-update`.
 
-A snapshot that differs is shown beside the old one in snapshot_report.html.
+The report snapshot_report.html shows each difference.
 """
 
 import time
@@ -41,7 +41,7 @@ FULL, MEDIUM, TINY = (110, 38), (80, 24), (40, 12)
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A terminal that says nothing about itself, in UTC."""
+    """A terminal without identification, in UTC."""
     for name in ("NO_COLOR", "OFFSPEC_THEME", "COLORFGBG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")
@@ -53,7 +53,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def shoot(snap_compare: Callable[..., bool]) -> Shoot:
-    """Compares an app's picture, taken after a scene, with the one that is kept. taken: called behind it."""
+    """Compares a screenshot after a scene with the saved snapshot. taken: called after the screenshot."""
 
     def compare(
         app: ChatApp,
@@ -78,7 +78,7 @@ def talk(folder: Path) -> ChatApp:
     return stage.app_for([ANSWER, "Then it is *red*."], folder, plan=small())[0]
 
 
-def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class StillLoadingView(LoadingView):
         def __init__(self, model: str) -> None:
             super().__init__(model, clock=lambda: 0.0)
@@ -87,7 +87,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
     app = stage.app_for([ANSWER], tmp_path, plan=small(), loads=False)[0]
     opener = app.opener
     assert isinstance(opener, ScriptedLoad)
-    opener.told = [LoadProgress("reading the model", 3 * 10**9, 4 * 10**9)]
+    opener.progress = [LoadProgress("reading the model", 3 * 10**9, 4 * 10**9)]
 
     async def scene(pilot: Pilot[None]) -> None:
         view = app.query_one(LoadingView)
@@ -98,29 +98,29 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
     assert shoot(app, scene, MEDIUM, opener.gate.set)
 
 
-def test_a_conversation(shoot: Shoot, tmp_path: Path) -> None:
+def test_conversation(shoot: Shoot, tmp_path: Path) -> None:
     assert shoot(talk(tmp_path), conversation)
 
 
-def test_an_answer_that_comes(shoot: Shoot, tmp_path: Path) -> None:
+def test_answer_in_progress(shoot: Shoot, tmp_path: Path) -> None:
     app, engine = stage.app_for([ANSWER], tmp_path, plan=small(), passes=3)
 
     async def scene(pilot: Pilot[None]) -> None:
         await stage.loaded(pilot)
         app.composer.text = QUESTION
         await pilot.press("enter")
-        await stage.until(pilot, lambda: engine.held.is_set() and app.answer is not None)
+        await stage.until(pilot, lambda: engine.at_gate.is_set() and app.answer is not None)
         await stage.caught_up(pilot)
 
     assert shoot(app, scene)
 
 
-def test_a_fault_in_the_midst_of_an_answer(shoot: Shoot, tmp_path: Path) -> None:
+def test_error_during_an_answer(shoot: Shoot, tmp_path: Path) -> None:
     app, _ = stage.app_for([Script(ANSWER, fail_after=3)], tmp_path)
     assert shoot(app, lambda pilot: stage.ask(pilot, QUESTION), MEDIUM)
 
 
-def test_the_tree(shoot: Shoot, tmp_path: Path) -> None:
+def test_tree(shoot: Shoot, tmp_path: Path) -> None:
     async def scene(pilot: Pilot[None]) -> None:
         await stage.ask(pilot, QUESTION)
         await pilot.press("ctrl+t", "left")
@@ -164,7 +164,7 @@ def test_saved_conversations(shoot: Shoot, tmp_path: Path) -> None:
     assert shoot(app, scene, MEDIUM)
 
 
-def test_where_tokens_came_from(shoot: Shoot, tmp_path: Path) -> None:
+def test_token_sources(shoot: Shoot, tmp_path: Path) -> None:
     async def scene(pilot: Pilot[None]) -> None:
         await conversation(pilot)
         await pilot.press("ctrl+o")
@@ -173,11 +173,11 @@ def test_where_tokens_came_from(shoot: Shoot, tmp_path: Path) -> None:
     assert shoot(talk(tmp_path), scene)
 
 
-def test_a_small_terminal(shoot: Shoot, tmp_path: Path) -> None:
+def test_small_terminal(shoot: Shoot, tmp_path: Path) -> None:
     assert shoot(talk(tmp_path), conversation, TINY)
 
 
-def test_a_light_theme(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_light_theme(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_THEME", "light")
     assert shoot(talk(tmp_path), conversation)
 
@@ -187,7 +187,7 @@ def test_without_colour(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monkey
     assert shoot(talk(tmp_path), conversation)
 
 
-def test_commands_are_completed(shoot: Shoot, tmp_path: Path) -> None:
+def test_command_completion(shoot: Shoot, tmp_path: Path) -> None:
     async def scene(pilot: Pilot[None]) -> None:
         await stage.loaded(pilot)
         await pilot.press(*"/s")

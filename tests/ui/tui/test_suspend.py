@@ -17,7 +17,7 @@ VARIABLES = {"PS1": "shell> ", "PYTHONPATH": str(ROOT)}
 
 
 def chat(folder: Path) -> str:
-    """A line of a shell that starts a chat."""
+    """Shell command that starts a chat."""
     script = json.dumps({"answers": ["It is blue."]})
     variables = f"env OFFSPEC_DATA={shlex.quote(str(folder))}"
     return f"{variables} {shlex.join([sys.executable, '-m', DRIVER, script, 'chat', 'demo'])}"
@@ -31,7 +31,7 @@ WAYS = ("itself", "with a parent in its job")
 
 
 @pytest.mark.parametrize("way", sampled_params(WAYS, "with a parent in its job"))
-def test_the_shell_gets_the_terminal_and_continues_the_chat(way: str, tmp_path: Path) -> None:
+def test_suspend_returns_to_the_shell_and_fg_resumes_the_chat(way: str, tmp_path: Path) -> None:
     line = chat(tmp_path) if way == "itself" else shlex.join(["sh", "-c", f"{chat(tmp_path)}; true"])
     (tmp_path / "run").write_text(line)
     with Tmux(
@@ -62,7 +62,7 @@ def test_the_shell_gets_the_terminal_and_continues_the_chat(way: str, tmp_path: 
         wait_for_title(terminal, before)
 
 
-def test_without_a_shell_the_chat_goes_on(tmp_path: Path) -> None:
+def test_suspend_without_a_shell_does_nothing(tmp_path: Path) -> None:
     with Tmux(["sh", "-c", f"exec setsid -c -w {chat(tmp_path)}"], VARIABLES) as terminal:
         terminal.wait_for("Enter sends")
         terminal.press("C-z")

@@ -1,4 +1,4 @@
-"""Every character that a terminal sends is in the text, whichever widget has the keys."""
+"""Every character sent by a terminal reaches the text, whichever widget has the focus."""
 
 import json
 import sys
@@ -23,16 +23,16 @@ FAMILY = "👩\u200d👩\u200d👧"
 
 
 @plays("Yes.")
-async def test_no_character_vanishes(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_no_character_is_lost(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     one_of_each = {unicodedata.category(sign): sign for sign in map(chr, range(sys.maxunicode + 1))}
     text = "".join(sign for kind, sign in one_of_each.items() if kind not in ("Cc", "Cs", "Zl", "Zp"))
     type_as_terminal(pilot, f"{text}\u2028{text}\u2029{text}")
-    await until(pilot, lambda: app.composer.text == "\n".join([text] * 3))  # ends of lines are newlines
+    await until(pilot, lambda: app.composer.text == "\n".join([text] * 3))  # line ends become newlines
 
 
 @plays("Yes.")
-async def test_nor_in_other_inputs(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_no_character_is_lost_in_other_inputs(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     await send(pilot, "/sessions")
     await until(pilot, lambda: len(app.screen_stack) == 2)
@@ -41,7 +41,7 @@ async def test_nor_in_other_inputs(pilot: Pilot[None], app: ChatApp) -> None:
 
 
 @plays("Yes.")
-async def test_keys_act_in_the_order_in_which_they_came(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_keys_act_in_order(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     for typed, text in (
         ("b\x7fd", "d"),
@@ -59,7 +59,7 @@ async def test_keys_act_in_the_order_in_which_they_came(pilot: Pilot[None], app:
 PASTED = "\x1b[31mred\rand \x1b[0m\tplain \x1b"
 
 
-def test_an_escape_within_a_paste_is_no_key() -> None:
+def test_escape_within_a_paste_is_not_a_key() -> None:
     typed = f"\x1b[Da\x1b\x1b[200~{PASTED}\x1b[201~\x1b[C\x1b[200~b\x1b[201~é\x1b".encode()
     shown = PASTED.replace("\x1b", "\ufffd")
     for size in (1, 2, 3, 5, 7, 100):
@@ -69,7 +69,7 @@ def test_an_escape_within_a_paste_is_no_key() -> None:
 
 
 @pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed")
-def test_text_with_an_escape_is_pasted_whole_and_a_byte_that_is_no_text_does_not_end_the_chat(
+def test_paste_with_escapes_and_invalid_bytes(
     tmp_path: Path,
 ) -> None:
     script, archive = json.dumps({"answers": ["Yes."]}), SessionArchive(tmp_path / "sessions")
@@ -87,7 +87,7 @@ def test_text_with_an_escape_is_pasted_whole_and_a_byte_that_is_no_text_does_not
 
 
 def answered(archive: SessionArchive) -> list[str]:
-    """The questions in the only session file that have their whole answer."""
+    """Return the questions with whole answers in the only session file."""
     messages = [message for entry in archive.list() for message in Conversation.read(entry.file).messages]
     pairs = zip(messages[::2], messages[1::2], strict=False)
     return [question.content for question, answer in pairs if answer.finish == "eos"]

@@ -1,4 +1,4 @@
-"""The title of the window, the bell, and the desktop notice."""
+"""The window title, the bell, and desktop notifications."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ async def written(pilot: Pilot[None], monkeypatch: pytest.MonkeyPatch) -> Callab
     """Codes written to the terminal from now on, by their first characters."""
     app, codes = await loaded(pilot), list[str]()
     monkeypatch.setattr(app._driver, "write", codes.append)
-    monkeypatch.setattr(app, "bell", lambda: codes.append(BELL))  # which is silent without a terminal
+    monkeypatch.setattr(app, "bell", lambda: codes.append(BELL))  # silent without a terminal
     return lambda begun: [code for code in codes if code.startswith(begun)]
 
 
@@ -48,7 +48,7 @@ async def in_another_window(pilot: Pilot[None], engine: PlannedEngine) -> None:
 
 
 @plays("Blue.", passes=0)
-async def test_the_title_names_the_conversation_and_marks_an_answer(
+async def test_title_shows_the_conversation_and_new_answers(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = await written(pilot, monkeypatch)
@@ -66,7 +66,7 @@ async def test_the_title_names_the_conversation_and_marks_an_answer(
 
 @long_answers
 @plays("Blue.", "Red.", "Green.", Script("Not quite, not quite", fail_after=1, pass_tokens=1), "word " * 40)
-async def test_a_long_answer_rings_and_notifies_other_windows(
+async def test_long_answer_rings_and_notifies(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = await written(pilot, monkeypatch)
@@ -77,7 +77,7 @@ async def test_a_long_answer_rings_and_notifies_other_windows(
     app.post_message(events.AppFocus())
     await ask(pilot, "Then?")
     assert len(codes(BELL)) == 3 and len(codes(NOTICE)) == 1
-    await in_another_window(pilot, engine)  # of a fault
+    await in_another_window(pilot, engine)  # of an error
     assert len(codes(BELL)) == 4
     assert codes(NOTICE)[1:] == ["\x1b]9;The answer was ended by an error: Why?\x07"]
     engine.gate.clear()
@@ -89,7 +89,7 @@ async def test_a_long_answer_rings_and_notifies_other_windows(
 
 @long_answers
 @plays("Blue.", notify=False)
-async def test_notices_can_be_turned_off(
+async def test_notifications_can_be_disabled(
     pilot: Pilot[None], engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = await written(pilot, monkeypatch)

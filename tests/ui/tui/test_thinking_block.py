@@ -1,4 +1,4 @@
-"""A thought under keys and mouse, and what it costs while it grows."""
+"""Reasoning blocks: keys, mouse, and the cost of growing."""
 
 from typing import Any
 
@@ -12,9 +12,7 @@ from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until, until_s
 
 
 @plays("<think>\nhm let me see\nonce more\n</think>\n\nIt is **so**.")
-async def test_a_thought_is_folded_to_a_line_that_a_click_or_a_key_opens(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_reasoning_is_folded_and_opens_on_click_or_key(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "Why?")
     assert "thinking, 6 words" in seen(app) and "It is so." in seen(app)
     assert "hm let me see" not in seen(app)
@@ -34,7 +32,7 @@ async def test_a_thought_is_folded_to_a_line_that_a_click_or_a_key_opens(
 
 
 @plays("x")
-async def test_opening_it_in_mid_stream_keeps_following(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_unfolding_during_an_answer_keeps_following(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     answer = await app.transcript.begin_answer()
     answer.write("<think>\nhm\n</think>\n\n" + "\n\n".join(f"line{n}" for n in range(30)), ())
@@ -48,7 +46,7 @@ async def test_opening_it_in_mid_stream_keeps_following(pilot: Pilot[None], app:
 
 
 @plays("x")
-async def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
+async def test_growing_reasoning_needs_no_layout_and_finished_reasoning_no_work(
     pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await loaded(pilot)

@@ -1,4 +1,4 @@
-"""Questions that are folded, and what the program says: Markdown only where a command wrote it."""
+"""Folded questions, and messages of the program: Markdown only from commands."""
 
 from textual.pilot import Pilot
 
@@ -10,9 +10,7 @@ HOSTILE = "a*b*c `d` [x](y) [red]e[/red] \x1b[2J"
 
 
 @plays("x")
-async def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_titles_and_paths_in_messages_are_shown_literally(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     kinds: list[NoteKind] = ["error", "notice", "say"]
     for kind in kinds:
@@ -23,7 +21,7 @@ async def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
     assert "abc d x" in seen(app)
 
 
-def test_a_long_question_is_folded() -> None:
+def test_long_question_is_folded() -> None:
     assert fold_text("short\ntext") == "short\ntext"
     assert fold_text("\n".join(map(str, range(9)))).startswith(
         "0\n1\n2\n3\n4\n5\n6\n7\n⋯ 9 lines, 17 characters"

@@ -26,7 +26,7 @@ def entries_of(view: TranscriptView) -> list[Widget]:
 
 
 async def still(pilot: Pilot[None], view: TranscriptView) -> None:
-    """Wait until entries come no more, and nothing scrolls."""
+    """Wait until no more entries arrive and nothing scrolls."""
     seen_at, same = None, 0
     while same < 5:
         await pilot.pause(0.02)
@@ -35,9 +35,7 @@ async def still(pilot: Pilot[None], view: TranscriptView) -> None:
 
 
 @plays("x", size=SMALL)
-async def test_the_answer_under_way_stays_however_much_is_said_below_it(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_current_answer_keeps_its_widget(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     view = app.transcript
     answer = await view.begin_answer()
@@ -59,21 +57,21 @@ async def test_the_answer_under_way_stays_however_much_is_said_below_it(
 
 
 @plays("x", size=(100, 50))
-async def test_what_is_in_view_stays(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_view_stays_at_its_position(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     for number in range(30):
         await app.transcript.note(f"notice {number}", "notice")
         await pilot.pause()
     await until(pilot, lambda: "notice 29" in seen(app))
     shown = [line for line in seen(app).split("\n") if "notice" in line]
-    assert len(shown) > 20  # two lines each, and every other line of the view has one
+    assert len(shown) > 20  # two lines each, with a blank line between
 
 
 @plays("x", size=SMALL)
-async def test_questions_that_wait_stay_where_a_conversation_is_shown_anew(
+async def test_queued_questions_stay_if_the_conversation_is_shown_again(
     pilot: Pilot[None], app: ChatApp
 ) -> None:
-    """All of them: the answer to the first comes before the others."""
+    """All of them: the answer to the first precedes the others."""
 
     await loaded(pilot)
     view = app.transcript
@@ -94,7 +92,7 @@ async def test_questions_that_wait_stay_where_a_conversation_is_shown_anew(
 
 
 @plays("x")
-async def test_the_same_words_twice_are_two_entries(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_equal_texts_are_separate_entries(pilot: Pilot[None], app: ChatApp) -> None:
     kind: NoteKind = "notice"
     assert Entry("x", kind) != Entry("x", kind)
 
@@ -106,7 +104,7 @@ async def test_the_same_words_twice_are_two_entries(pilot: Pilot[None], app: Cha
 
 
 @plays("x")
-async def test_entries_go_all_at_once(
+async def test_entries_are_removed_together(
     pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ask(pilot, "Why?")
@@ -129,14 +127,12 @@ async def test_entries_go_all_at_once(
 
 
 @plays("x", size=SMALL)
-async def test_pages_up_to_the_beginning_though_entries_must_come_first(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
+async def test_page_up_to_the_beginning_loads_entries(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     view = app.transcript
     await view.show(TURNS)
     assert len(entries_of(view)) <= 4
-    await until(pilot, lambda: view.scroll_y > 10)  # it comes bit by bit, with its end in view
+    await until(pilot, lambda: view.scroll_y > 10)  # it arrives piece by piece, with its end in view
     assert "answer 29" in seen(app)
     assert len(view.query(Answer)) < 15
     tops = []
@@ -145,7 +141,7 @@ async def test_pages_up_to_the_beginning_though_entries_must_come_first(
         await still(pilot, view)
         line = next(line for line in seen(app).split("\n") if "answer" in line)
         tops.append(int(line.split("answer ")[1].split()[0]))
-    page = view.size.height / 4  # in turns, of four lines each
+    page = view.size.height / 4  # in turns of four lines each
     steps = [earlier - later for earlier, later in pairwise(tops)]
     assert all(abs(step - page) <= 1 for step in steps), tops
     await pilot.press(*["pageup"] * 12)

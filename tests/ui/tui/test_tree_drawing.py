@@ -1,4 +1,4 @@
-"""Trees as lines: each node has one, the path is marked, and what is folded is counted."""
+"""Trees as lines: one per node, with the path marked and folded nodes counted."""
 
 import unicodedata
 
@@ -16,7 +16,7 @@ def texts(lines: list[Line]) -> list[str]:
     return ["".join(span.text for span in line) for line in lines]
 
 
-def test_a_folded_tree() -> None:
+def test_folded_tree() -> None:
     assert texts(draw(sentence())) == [
         "    0    100%  ● ⏎",
         "    1     25%  ┠─○ Because  ▸ 2 more",
@@ -29,7 +29,7 @@ def test_a_folded_tree() -> None:
     ]
 
 
-def test_the_same_tree_unfolded() -> None:
+def test_unfolded_tree() -> None:
     assert texts(draw(sentence(), folded=False))[1:8] == [
         "    1     25%  ┠─○ Because",
         "    2     12%  ┃ ○ ·light",
@@ -41,7 +41,7 @@ def test_the_same_tree_unfolded() -> None:
     ]
 
 
-def test_branches_of_a_rejected_guess() -> None:
+def test_branches_of_a_rejected_token() -> None:
     seen = tree(
         parent=[-1, 0, 1, 1, 3],
         text=["a", "b", "c", "d", "e"],
@@ -59,7 +59,7 @@ def test_branches_of_a_rejected_guess() -> None:
     ]
 
 
-def test_several_guesses_that_are_folded_tell_how_many_nodes_they_hold() -> None:
+def test_folded_branches_show_their_number_of_nodes() -> None:
     seen = tree(
         parent=[-1, 0, 0, 0, 0, 0, 5],
         text=list("rabcdef"),
@@ -69,10 +69,10 @@ def test_several_guesses_that_are_folded_tell_how_many_nodes_they_hold() -> None
     )
     assert texts(draw(seen))[3] == "    1    ≤10%  ┠─▸ 3 more tokens, 4 nodes"
     one = tree([-1, 0, 0, 0], list("rabc"), [1.0, 0.3, 0.2, 0.1], [0], "z")
-    assert not any("▸" in text for text in texts(draw(one))), "its line says as much as a count would"
+    assert not any("▸" in text for text in texts(draw(one))), "its line is as informative as a count"
 
 
-def test_captions_of_passes_with_and_without_a_guess() -> None:
+def test_captions_of_passes_with_and_without_draft_tokens() -> None:
     seen = TreeSeen(1, (-1,), ("x",), (1.0,), (0,), "y")
     assert texts(draw(seen)) == ["    0    100%  ● x", "    1   bonus  ★ y"]
     assert caption(seen, 1, 1) == "pass 1 of 1: 1 node, 0 accepted + 1 bonus; expected by the draft: 1.0"
@@ -80,21 +80,21 @@ def test_captions_of_passes_with_and_without_a_guess() -> None:
     assert caption(sentence(), 7, 12) == expected
 
 
-def test_signs_and_looks_agree() -> None:
-    """Whoever sees no colour sees the same."""
+def test_signs_and_styles_agree() -> None:
+    """The tree reads the same without colour."""
     meaning = {"●": "accepted", "○": "rejected", "★": "bonus"}
     for line in draw(sentence(), folded=False):
         sign = line[-1]
         assert sign.style == meaning[sign.text[0]]
 
 
-def test_large_trees_have_a_line_for_every_node_and_one_for_the_bonus() -> None:
+def test_large_trees_have_a_line_per_node_and_one_for_the_bonus() -> None:
     for seen in (chain(1000), bush(1000)):
         lines = draw(seen, folded=False)
         assert len(lines) == len({line[-1].text for line in lines}) == 1001
 
 
-def test_what_is_folded_and_what_is_shown_make_up_the_tree() -> None:
+def test_folded_and_shown_nodes_add_up_to_the_tree() -> None:
     shown = folded = 0
     for text in texts(draw(bush(1000))):
         shown += any(sign in text for sign in "●○")
@@ -128,7 +128,7 @@ def test_tokens_are_visible(text: str, shown: str) -> None:
 
 @given(st.text(max_size=60))
 @settings(max_examples=50)
-def test_no_token_can_disturb_a_terminal(text: str) -> None:
+def test_tokens_cannot_contain_terminal_codes(text: str) -> None:
     shown = visible(text)
     assert not {unicodedata.category(character) for character in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
     assert 0 < cell_len(shown) <= 40

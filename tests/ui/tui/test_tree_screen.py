@@ -1,4 +1,4 @@
-"""The tree screen under its keys."""
+"""Keys of the tree screen."""
 
 from collections import deque
 
@@ -21,7 +21,7 @@ def rows(screen: TreeScreen) -> list[str]:
     return [view.render_line(y).text.rstrip() for y in range(view.size.height)]
 
 
-async def test_the_keys_go_through_the_passes() -> None:
+async def test_keys_step_through_the_passes() -> None:
     screen = TreeScreen([sentence(), chain(5), bush(30)], -1)
     async with showing(screen) as (pilot, _):
         seen = [caption_of(screen).split(":")[0]]
@@ -31,7 +31,7 @@ async def test_the_keys_go_through_the_passes() -> None:
         assert seen == [f"pass {at} of 3" for at in (3, 3, 2, 1, 1, 3)]
 
 
-async def test_space_unfolds_what_was_rejected() -> None:
+async def test_space_unfolds_rejected_branches() -> None:
     screen = TreeScreen([sentence()], -1)
     async with showing(screen) as (pilot, _):
         assert any("▸ 2 more" in row for row in rows(screen))
@@ -42,7 +42,7 @@ async def test_space_unfolds_what_was_rejected() -> None:
         assert any("▸ 2 more" in row for row in rows(screen))
 
 
-async def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
+async def test_large_tree_scrolls_and_paints_only_visible_lines() -> None:
     screen = TreeScreen([bush(1000)], -1)
     async with showing(screen) as (pilot, _):
         await pilot.press("space")
@@ -63,7 +63,7 @@ async def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
         assert view.scroll_offset.y == 0
 
 
-async def test_wide_trees_pan() -> None:
+async def test_wide_trees_scroll_sideways() -> None:
     screen = TreeScreen([bush(1000)], -1)
     async with showing(screen, size=(20, 12)) as (pilot, _):
         await pilot.press("space", "l")
@@ -75,7 +75,7 @@ async def test_wide_trees_pan() -> None:
         assert screen.query_one(TreeView).scroll_offset.x == 0
 
 
-async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
+async def test_new_passes_are_followed_only_from_the_last_one() -> None:
     trees = deque([chain(3), sentence()], maxlen=3)
     screen = TreeScreen(trees, -1)
     async with showing(screen) as (pilot, _):
@@ -83,7 +83,7 @@ async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
         screen.show_new_trees()
         assert caption_of(screen).startswith("pass 3 of 3: 4 nodes")
         await pilot.press("left")
-        trees.append(chain(6))  # and the first is forgotten
+        trees.append(chain(6))  # and the first is dropped
         screen.show_new_trees()
         assert caption_of(screen).startswith("pass 1 of 3: 11 nodes")
         trees.append(chain(7))
@@ -91,7 +91,7 @@ async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
         assert caption_of(screen).startswith("pass 1 of 3: 4 nodes")
 
 
-async def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
+async def test_empty_session_shows_a_message_and_then_the_first_pass() -> None:
     trees: deque[TreeSeen] = deque()
     screen = TreeScreen(trees, -1)
     async with showing(screen) as (pilot, _):
@@ -103,7 +103,7 @@ async def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
         assert caption_of(screen).startswith("pass 1 of 1")
 
 
-async def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pass_of_equal_width_needs_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = deque([sentence()])
     screen = TreeScreen(trees, -1)
     async with showing(screen):
@@ -125,7 +125,7 @@ async def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytes
         assert laid_out == ["tree-caption"]
 
 
-async def test_keys_that_close_and_a_small_terminal() -> None:
+async def test_closing_keys_and_a_small_terminal() -> None:
     screen = TreeScreen([sentence()], 0)
     async with showing(screen, size=(40, 12)) as (pilot, app):
         assert screen.query_one(TreeView).size.height >= 3

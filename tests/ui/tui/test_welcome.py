@@ -1,4 +1,4 @@
-"""The first screen: what is loading and what to try, or the conversation that is resumed."""
+"""The first screen: loading and examples, or the resumed conversation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.fake_engine import ScriptedLoad
 from tests.ui.tui.stage import app_for, ask, loaded, play, plays, said, seen, send, until
 
 
-def test_a_model_with_its_draft_and_limits() -> None:
+def test_model_with_draft_and_limits() -> None:
     assert startup_summary(EngineConfig("demo")) == "demo, draft auto"
     config = EngineConfig("./big", draft="none", memory=1_300_000_000, vram=2 * 10**9, device="cuda")
     assert (
@@ -22,7 +22,7 @@ def test_a_model_with_its_draft_and_limits() -> None:
 
 
 @plays("ok", loads=False, draft="suffix", memory=1_300_000_000, size=(100, 40))
-async def test_what_is_loading_and_what_to_try(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_loading_and_examples(pilot: Pilot[None], app: ChatApp) -> None:
     assert isinstance(app.opener, ScriptedLoad)
     await until(pilot, lambda: "loading demo" in seen(app) and "limit 1.30 GB" in seen(app))
     for line in ("demo, draft suffix", "Ask a question", "/attach notes.txt", "/help"):
@@ -36,7 +36,7 @@ async def test_what_is_loading_and_what_to_try(pilot: Pilot[None], app: ChatApp)
     assert app.composer.text == "first" and said(app) == []
     app.opener.gate.set()
     await loaded(pilot)
-    assert "/attach notes.txt" in seen(app)  # until something is said
+    assert "/attach notes.txt" in seen(app)  # until the first message
     await ask(pilot, "first")
     assert "/attach notes.txt" not in seen(app)
     await send(pilot, "/undo")
@@ -44,7 +44,7 @@ async def test_what_is_loading_and_what_to_try(pilot: Pilot[None], app: ChatApp)
     assert "/attach notes.txt" in seen(app)
 
 
-def test_what_is_resumed_is_shown_before_the_model_is_there(tmp_path: Path) -> None:
+def test_resumed_conversation_is_shown_before_the_model_is_loaded(tmp_path: Path) -> None:
     first, _ = app_for(["grey sky", "blue sky"], tmp_path)
 
     async def talk(pilot: Pilot[None]) -> None:

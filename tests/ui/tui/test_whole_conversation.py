@@ -1,4 +1,4 @@
-"""A conversation in many scripts: on the screen, in its file, and as the model was asked."""
+"""A conversation in many scripts: on the screen, in its file, and in the model's prompts."""
 
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ TEXTS = [
 ]
 
 
-def test_nothing_is_lost_on_any_way(tmp_path: Path) -> None:
+def test_no_text_is_lost(tmp_path: Path) -> None:
     """Questions are typed key by key, every second one is pasted; answers are the texts in reverse order."""
     answers = TEXTS[::-1]
     app, engine = app_for(answers, tmp_path)
@@ -43,7 +43,7 @@ def test_nothing_is_lost_on_any_way(tmp_path: Path) -> None:
     assert [message.content for message in Conversation.read(entry.file).messages] == said
     roles = ("user", "assistant")
     turns = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]
-    for number, asked in enumerate(engine.requests):
-        assert engine.wording.decode_with_special(asked.prompt) == engine.wording.render(
+    for number, request in enumerate(engine.requests):
+        assert engine.wording.decode_with_special(request.prompt) == engine.wording.render(
             turns[: 2 * number + 1]
         )

@@ -6,7 +6,7 @@ from offspec.core.events import TreeSeen
 def tree(
     parent: list[int], text: list[str], chance: list[float], accepted: list[int], bonus: str, index: int = 1
 ) -> TreeSeen:
-    """chance: of each token after its parent, from which the paths' probabilities follow."""
+    """chance: probability of each token after its parent; the paths' probabilities follow from it."""
     probability: list[float] = []
     for above, share in zip(parent, chance, strict=True):
         probability.append(share * (probability[above] if above >= 0 else 1.0))
@@ -14,7 +14,7 @@ def tree(
 
 
 def sentence() -> TreeSeen:
-    """Two guesses were accepted; beside the first there are five others, one of which goes on."""
+    """Two draft tokens were accepted; the first has five siblings, one of which has children."""
     return tree(
         parent=[-1, 0, 0, 0, 0, 0, 0, 1, 1, 2, 9],
         text=["\n", "The", "Because", "It", "A", "Sun", "Light", " sky", " blue", " light", " scatters"],
@@ -25,7 +25,7 @@ def sentence() -> TreeSeen:
 
 
 def chain(count: int) -> TreeSeen:
-    """A tree as deep as it is large, and all of it rejected."""
+    """A fully rejected tree that is a single path."""
     return tree(
         parent=list(range(-1, count - 1)),
         text=["root", *(f" w{node}" for node in range(1, count))],
