@@ -53,7 +53,7 @@ def main() -> None:
     answers = [text.replace("is\n  what", "is what") for text in pictured.ANSWERS]
     with (
         tempfile.TemporaryDirectory() as profile,
-        LiveServer(_Pictured(answers, template="</think>"), names=("llama-3.1-70b",)) as server,
+        LiveServer(_Pictured(answers, template="</think>"), served_model_names=("llama-3.1-70b",)) as server,
         Browser(Path(profile)) as browser,
     ):
         for name, (width, height, scheme) in _VIEWS.items():

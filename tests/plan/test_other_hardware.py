@@ -257,7 +257,7 @@ def test_float32_plan_chooses_the_number_of_cpu_layers() -> None:
 
 
 def test_cpu_layers_that_do_not_fit_in_ram() -> None:
-    with pytest.raises(CapacityError, match=r"layers of the CPU .* GB.*`memory`.*or `cpu_layers`"):
+    with pytest.raises(CapacityError, match=r"`memory` or use fewer `cpu_layers` .*layers of the CPU .* GB"):
         _plan(LARGE, "rtx-4090", draft="none", budget=1, cpu_layers=60)
 
 
