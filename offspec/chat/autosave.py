@@ -95,10 +95,8 @@ class Autosave:
     @contextmanager
     def write_periodically(self, snapshot: Snapshot) -> Iterator[None]:
         """While the block runs, write the conversation every two seconds if it has changed, in a thread."""
-        stop, written = (
-            threading.Event(),
-            _contents(snapshot()),
-        )  # before the thread starts, which may be late
+        stop = threading.Event()
+        written = _contents(snapshot())  # before the thread starts, which may be late
         thread = threading.Thread(
             target=self._watch, args=(snapshot, written, stop), name="offspec keeper", daemon=True
         )

@@ -55,10 +55,8 @@ class ChatFormatParser(AnswerParser):
         self._open = list[ToolParser]()
         self._mark = ""  # opening mark of the current call
         self._invalid = 0  # number of invalid calls
-        self._text_trimmer, self._reasoning_trimmer = (
-            WhitespaceTrimmer(TextPart),
-            WhitespaceTrimmer(ReasoningPart),
-        )
+        self._text_trimmer = WhitespaceTrimmer(TextPart)
+        self._reasoning_trimmer = WhitespaceTrimmer(ReasoningPart)
         self._kinds = set[type]()  # kinds of parts so far
 
     def feed(self, text: str) -> list[AnswerPart]:
