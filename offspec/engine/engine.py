@@ -402,8 +402,10 @@ class Engine(PromptEncoder):
             with suppress(ValueError):  # the generator is running in another thread
                 events.close()
         with self._scheduler.paused():
-            devices.synchronize(self._assembly.target.devices)  # passes used the stream of their thread
-            self._free()
+            try:
+                devices.synchronize(self._assembly.target.devices)  # passes used the stream of their thread
+            finally:
+                self._free()
 
     def _free(self) -> None:
         learnt, self._closed = not self._closed, True

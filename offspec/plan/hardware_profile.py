@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from offspec.checkpoint import local_path
@@ -246,7 +247,7 @@ def large_files(found: Iterable[Path]) -> list[Path]:
             about = path.stat()
         except OSError:  # a broken link, or an unreadable folder
             continue
-        if path.is_file() and about.st_size >= _LARGE and os.access(path, os.R_OK):
+        if S_ISREG(about.st_mode) and about.st_size >= _LARGE and os.access(path, os.R_OK):
             disks.setdefault(about.st_dev, []).append((about.st_size, path))
     if not disks:
         return []

@@ -83,7 +83,7 @@ def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
     kinds = {type(each) for each in prompt}
     if kinds == {int}:
         return [prompt]
-    if kinds not in ({str}, {list}) or len(prompt) > _MOST_PROMPTS:
+    if [] in prompt or kinds not in ({str}, {list}) or len(prompt) > _MOST_PROMPTS:
         raise invalid("prompt", f"it must be text, token ids, or a list of at most {_MOST_PROMPTS} of either")
     return prompt
 

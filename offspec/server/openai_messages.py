@@ -172,8 +172,8 @@ def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
         calls.append(as_call(ToolCall(message.function_call)))
     if calls:
         converted["tool_calls"] = calls
-    elif message.content is None and message.refusal is None and role != "assistant":
-        raise ApiError("invalid_request", f"{path}.content is missing", field=f"{path}.content")
+    elif message.content is None and message.refusal is None and role not in ("assistant", "tool"):
+        raise ApiError("invalid_request", f"{path}.content is missing or empty", field=f"{path}.content")
     return converted
 
 

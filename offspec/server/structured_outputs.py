@@ -79,7 +79,10 @@ def checked_constraint(field: str, kind: str, value: Any) -> Constraint:
     """
     try:
         format = Constraint(kind, value)
-        check_format(format)
+        try:
+            check_format(format.closed)
+        except RequestError:
+            check_format(format)  # enforced as it is with `--open-schemas`
     except RequestError as error:
         raise invalid(field, str(error)) from None
     return format

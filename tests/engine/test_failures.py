@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,19 @@ def test_a_closed_engine_raises(model: Path) -> None:
     engine.close()
     with pytest.raises(ClosedError, match="closed"):
         engine.generate(PROMPT)
+
+
+def test_models_are_freed_if_the_device_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(devices: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    engine = tiny_engine(model, "auto")
+    freed = list[str]()
+    monkeypatch.setattr(engine._assembly.target, "close", partial(freed.append, "target"))
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="CUDA error"):
+        patched.setattr("offspec.model.devices.synchronize", fail)
+        engine.close()
+    assert freed == ["target"]
 
 
 def test_an_open_stream_neither_hangs_its_own_thread_nor_the_end_of_the_engine(model: Path) -> None:

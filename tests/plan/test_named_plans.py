@@ -39,12 +39,14 @@ def test_less_memory_renews_a_plan(
     file = save_plan(plan, tmp_path / "plan.json")
     assert plan_env.expect_reuse(plan=file, **settings).to_json() == plan.to_json()
     given = least_memory(folder, draft="auto", budget=64) + 12 * MB
-    new = plan_env.expect_replan("made for 3.00 GB and does not fit in", plan=file, memory=given, **settings)
+    new = plan_env.expect_replan(
+        "the plan is for 3.00 GB and does not fit in", plan=file, memory=given, **settings
+    )
     assert new.memory == given and new.placement.slots
     monkeypatch.setattr(process_memory, "available_bytes", lambda: given)
     monkeypatch.setattr(process_memory, "resident_bytes", lambda: 0)
     assert plan_env.expect_replan(
-        "made for 3.00 GB and does not fit in", plan=file, **settings
+        "the plan is for 3.00 GB and does not fit in", plan=file, **settings
     ).placement.slots
 
 

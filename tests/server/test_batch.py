@@ -39,7 +39,7 @@ WRAPPED = {
 WRONG: list[tuple[Any, str]] = [
     ("nonsense", "not valid JSON"),
     ([1], "must be an object, not a list"),
-    ({"prompt": 3}, "messages[0].content"),
+    ({"prompt": 3}, "prompt: it must be a string"),
     ({"id": "x"}, "either a prompt or messages"),
     ({"prompt": "a", "messages": []}, "either a prompt or messages"),
     ({"prompt": "a", "sampling_params": 3}, "sampling_params: it must be an object"),
@@ -82,11 +82,16 @@ def said(out: Path) -> dict[str, Any]:
         ("[1]", "the line must be an object, not a list"),
         (json.dumps({**WRAPPED, "body": [1]}), "body must be an object, not a list"),
         (json.dumps({**WRAPPED, "body": {"messages": []}}), "messages must not be empty"),
+        (json.dumps({"prompt": ["a", "b"]}), "prompt: it must be a string"),
     ],
 )
 def test_an_error_speaks_of_the_line_or_of_its_field(text: str, message: str) -> None:
     fault = read_line(7, text.encode()).fault
     assert fault is not None and fault.message == message
+
+
+def test_id_of_null_counts_as_omitted() -> None:
+    assert read_line(7, b'{"id": null, "prompt": "Why?"}').id == "line-7"
 
 
 def test_batch_and_plain_line_formats(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def test_message_roles_and_parts(client: openai.OpenAI, alone: Engine) -> None:
         {"role": "user", "content": [{"type": "text", "text": "w16 "}, {"type": "text", "text": "w17"}]},
         {"role": "assistant", "content": None, "tool_calls": [_call("w18")]},
         {"role": "tool", "content": "w19", "tool_call_id": "call_1"},
+        {"role": "tool", "content": [], "tool_call_id": "call_2"},
         {"role": "assistant", "content": "w20"},
         {"role": "user", "content": "w21", "name": "w22"},
     ]
@@ -152,6 +153,7 @@ def test_message_roles_and_parts(client: openai.OpenAI, alone: Engine) -> None:
             "tool_calls": [{"function": {"name": "w18", "arguments": {"city": "Oslo"}}}],
         },
         {"role": "tool", "content": "w19"},
+        {"role": "tool", "content": ""},
         {"role": "assistant", "content": "w20"},
         {"role": "user", "content": "w21"},
     ]

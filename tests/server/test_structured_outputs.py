@@ -11,6 +11,7 @@ import pytest
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.engine.engine import Engine
+from offspec.server.structured_outputs import checked_constraint
 from tests.support.live_server import NAME, LiveServer
 from tests.support.tiny_models import tiny_engine, write_model
 from tests.support.tokenizers import byte_level, saved
@@ -86,6 +87,14 @@ def test_vllm_formats(client: openai.OpenAI) -> None:
         (choice,) = client.chat.completions.create(**given, messages=ASKED).choices
         assert choice.message.content in wanted
         assert client.completions.create(**given, prompt="the cat").choices[0].text in wanted
+
+
+def test_schema_that_only_its_closed_form_can_enforce() -> None:
+    """Two objects of `oneOf` exclude each other if neither may have further properties."""
+    objects = [
+        {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab"
+    ]
+    assert checked_constraint("schema", "json_schema", {"oneOf": objects}).kind == "json_schema"
 
 
 def test_required_tool_call(client: openai.OpenAI) -> None:

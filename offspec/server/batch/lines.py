@@ -122,7 +122,8 @@ def read_line(number: int, text: bytes) -> Line:
             raise ApiError("too_large", f"the line is longer than {_LONGEST} bytes")
         fields = convert(parse(text, name=_LINE), dict[str, Any], name=_LINE)
         plain = "body" not in fields and "url" not in fields
-        name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
+        id = fields.get("id" if plain and "id" in fields else "custom_id")
+        name = name if id is None else str(id)
         url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
         # A plain line is written for offspec, so an unknown field is an error.
         ignored = None if plain else list[str]()
@@ -168,5 +169,7 @@ def _plain_body(fields: dict[str, Any]) -> dict[str, Any]:
     if (prompt is None) == (body.get("messages") is None):
         raise ApiError("invalid_request", "a line must have either a prompt or messages", field="prompt")
     if prompt is not None:
+        if not isinstance(prompt, str):
+            raise invalid("prompt", "it must be a string")
         body["messages"] = [{"role": "user", "content": prompt}]
     return {**params, **body}

@@ -97,7 +97,8 @@ def batch(
     if validate or len(wrong) == len(lines):
         _report_lines(wrong, len(wrong) if validate else _MOST_REPORTED)
         _check_lines(requests, len(lines), len(wrong))
-        StdoutWriter().write(f"all {len(lines)} requests are valid\n")
+        count = "the request is" if len(lines) == 1 else f"all {len(lines)} requests are"
+        StdoutWriter().write(f"{count} valid\n")
         return
     if results is None or not model:
         raise RequestError(f"name a file for the results and a model: {_USAGE}")

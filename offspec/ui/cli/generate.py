@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offspec import __version__
-from offspec.core.config import NONE, Constraint, EngineConfig, SamplingParams, check_comparable
+from offspec.core.config import AUTO, NONE, Constraint, EngineConfig, SamplingParams, check_comparable
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import checks
@@ -83,7 +83,7 @@ def generate(
             compressed if the name ends in .gz.
         quiet: Suppress progress, notices and statistics on stderr.
     """
-    if no_speculation and opt.is_typed(ctx, "draft") and options.values["draft"] != NONE:
+    if no_speculation and opt.is_typed(ctx, "draft") and options.values["draft"] not in (AUTO, NONE):
         raise RequestError("--no-speculation uses no draft: omit --draft or --no-speculation")
     if no_speculation:  # an unused draft need not be loaded
         options = replace(options, values=options.values | {"draft": NONE})

@@ -39,8 +39,9 @@ def show_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def without_help_all(words: list[str]) -> list[str]:
-    """Replace `--help-all` by `--help`, for a command or a group whose help has all options already."""
-    return ["--help" if word == "--help-all" else word for word in words]
+    """Replace the option `--help-all` by `--help`, for a command whose help has all options already."""
+    end = words.index("--") if "--" in words else len(words)
+    return ["--help" if word == "--help-all" else word for word in words[:end]] + words[end:]
 
 
 def without_types(params: list[Any]) -> list[Any]:

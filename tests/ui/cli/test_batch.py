@@ -61,7 +61,7 @@ def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: 
     result = offspec("batch", str(requests), "--validate")
     assert result.exit_code == 2
     first, second, last = result.stderr.splitlines()
-    assert first.startswith("line 1: messages[0].content must be ") and second.startswith(
+    assert first.startswith("line 1: prompt: it must be a string") and second.startswith(
         "line 2: the line is not valid JSON"
     )
     assert last == f"error: 2 of 3 lines of {requests} are invalid; correct or remove them"
@@ -107,7 +107,7 @@ def test_file_without_a_valid_line_loads_nothing(
     requests.write_text('{"prompt": 3}\n' * 12)
     result = offspec("batch", str(requests), str(out), "demo")
     first, *_, more, last = result.stderr.splitlines()
-    assert first.startswith("line 1: messages[0].content must be ") and more.startswith("and 2 more lines")
+    assert first.startswith("line 1: prompt: it must be a string") and more.startswith("and 2 more lines")
     assert last == f"error: 12 of 12 lines of {requests} are invalid; correct or remove them"
     assert (result.exit_code, load.calls, out.exists()) == (2, [], False)
     requests.write_text("\n")

@@ -43,6 +43,13 @@ def test_every_command_has_a_whole_help(words: str) -> None:
     assert {"--help"} <= shown(*words.split(), "--help-all")
 
 
+def test_help_all_after_a_double_dash_is_a_value() -> None:
+    assert (
+        "unknown key '--help-all'"
+        in CliRunner().invoke(app, ["config", "set", "--", "--help-all", "1"]).output
+    )
+
+
 def test_no_flag_shows_a_type() -> None:
     for words in ([], ["models"], ["config"], ["models", "pull"], ["config", "set"], ["chat"]):
         assert "<bool>" not in CliRunner().invoke(app, [*words, "--help"]).output
