@@ -195,7 +195,7 @@ def test_a_requested_placement_is_used_with_any_memory(tmp_path: Path) -> None:
     folder = write_experts(tmp_path / "model", "mixtral", **MOST)
     least = needed("`vram`", folder, RUNTIME + SLACK, PLENTY, "cpu")
     assert least < needed("`vram`", folder, RUNTIME + SLACK, PLENTY, "gpu")
-    ram = needed(r"experts in RAM .*`memory`", folder, least, 10_000_000, "cpu")
+    ram = needed(r"`memory` .*experts in RAM", folder, least, 10_000_000, "cpu")
     said = set[tuple[int, ...]]()
     for way, vram, memory in (("cpu", least, ram), ("cpu", PLENTY, PLENTY), ("auto", PLENTY, PLENTY)):
         with load(folder, vram, memory, way) as engine:
