@@ -10,7 +10,7 @@ A plain line has `messages` or a `prompt` (one user message), and any fields of 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -90,10 +90,10 @@ class Line:
         return body
 
 
-def read_lines(path: Path, name: str = "") -> Iterator[Line]:
+def read_lines(path: Path, name: str = "", defaults: SamplingParams | None = None) -> Iterator[Line]:
     """Yield the requests of a file in order, skipping empty lines.
 
-    name: name of the file in error messages. Default: its path.
+    name: name of the file in error messages. Default: its path. defaults: see `read_line`.
 
     Raises:
         CheckpointError: The file cannot be read.
@@ -104,7 +104,7 @@ def read_lines(path: Path, name: str = "") -> Iterator[Line]:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
-            line = read_line(number, text.strip())
+            line = read_line(number, text.strip(), defaults)
             if line.id in seen:
                 raise RequestError(
                     f"lines {seen[line.id]} and {number} of {name or path} have the same id, {line.id!r}: "
@@ -114,8 +114,15 @@ def read_lines(path: Path, name: str = "") -> Iterator[Line]:
             yield line
 
 
-def read_line(number: int, text: bytes) -> Line:
-    """Parse one line. An invalid line has its error in the field `fault`. number: number of the line."""
+def read_line(number: int, text: bytes, defaults: SamplingParams | None = None) -> Line:
+    """Parse one line. An invalid line has its error in the field `fault`.
+
+    Args:
+        number: Number of the line.
+        text: The line.
+        defaults: Sampling parameters of lines that set none. If given, the line is also checked for the
+            errors of a run that can be found without the model.
+    """
     name, plain, url, body = f"line-{number}", True, "", dict[str, Any]()
     try:
         if len(text) > _LONGEST:
@@ -130,26 +137,11 @@ def read_line(number: int, text: bytes) -> Line:
         converted = convert(body, ENDPOINTS[url].body, ignored=ignored, name=_LINE if plain else "body")
         if converted.stream:
             raise invalid("stream", "batches do not stream answers; omit it")
+        if defaults is not None:
+            _TO_REQUESTS[url](converted, defaults)
         return Line(number, name, url, body, plain)
     except ApiError as error:
         return Line(number, name, url, body, plain, error)
-
-
-def check_line(line: Line, defaults: SamplingParams) -> Line:
-    """Return a line with the error that a run would report, if it can be found without the model.
-
-    Args:
-        line: A parsed line.
-        defaults: Sampling parameters of lines that set none.
-    """
-    if line.fault is not None:
-        return line
-    body: Any = convert(line.body, ENDPOINTS[line.url].body, ignored=[])
-    try:
-        _TO_REQUESTS[line.url](body, defaults)
-    except ApiError as error:
-        return replace(line, fault=error)
-    return line
 
 
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -82,17 +82,15 @@ def batch(
         quiet: Suppress progress and notices on stderr.
     """
     check_installed()
-    from offspec.server.batch.lines import check_line, read_lines
+    from offspec.server.batch.lines import read_lines
 
     if Path(model).suffix in (".jsonl", ".parquet"):
         raise RequestError(f"{model} is not a model; the model is the last argument: {_USAGE}")
     if ray_actors is not None and ray is None:
         raise RequestError("--ray-actors has no effect without a cluster: add --ray, or omit --ray-actors")
     sampling = options.overrides()
-    lines = list(read_lines(requests))
-    if validate:
-        defaults = sampling.apply_to(SamplingParams())
-        lines = [check_line(line, defaults) for line in lines]
+    defaults = sampling.apply_to(SamplingParams()) if validate else None
+    lines = list(read_lines(requests, defaults=defaults))
     wrong = [line for line in lines if line.fault is not None]
     if validate or len(wrong) == len(lines):
         _report_lines(wrong, len(wrong) if validate else _MOST_REPORTED)
