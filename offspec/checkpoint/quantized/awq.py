@@ -11,7 +11,7 @@ from offspec.checkpoint.quantized.common import (
     INSTEAD,
     FoundWeight,
     Tensors,
-    bad_tensor,
+    matrix_shape,
     packed_weight,
     require_tensor,
     setting,
@@ -49,9 +49,6 @@ def _weight(module: str, group: int, tensors: Tensors) -> FoundWeight:
     from offspec_kernels.dequant.awq import Awq
 
     parts = {part: require_tensor(tensors, f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
-    qweight, scales = parts["qweight"], parts["scales"]
-    if len(qweight.shape) != 2:
-        bad_tensor(qweight, f"must have two dimensions, not {list(qweight.shape)}")
-    inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
-    make = partial(Awq, inputs if group == -1 else group, torch_dtype(scales.dtype))
-    return packed_weight(f"{module}.weight", (outputs, inputs), make, parts)
+    inputs, words = matrix_shape(parts["qweight"])
+    make = partial(Awq, inputs if group == -1 else group, torch_dtype(parts["scales"].dtype))
+    return packed_weight(f"{module}.weight", (words * 8, inputs), make, parts)

@@ -75,11 +75,17 @@ def packed_weight(
     return FoundWeight(PackedInfo(name, shape, packed_as, tuple(parts.items())), consumed)
 
 
+def matrix_shape(info: TensorInfo) -> tuple[int, int]:
+    """Return rows and columns of a tensor. Raises HeaderError if it is not a matrix."""
+    if len(info.shape) != 2:
+        bad_tensor(info, f"must have two dimensions, not {list(info.shape)}")
+    return info.shape[0], info.shape[1]
+
+
 def pairs_of_bytes(codes: TensorInfo) -> tuple[int, int]:
     """Return rows and columns of a weight whose bytes hold two codes each. Raises HeaderError."""
-    if len(codes.shape) != 2:
-        bad_tensor(codes, f"must have two dimensions, not {list(codes.shape)}")
-    return codes.shape[0], 2 * codes.shape[1]
+    rows, columns = matrix_shape(codes)
+    return rows, 2 * columns
 
 
 def bad_tensor(info: TensorInfo, what: str, fix: str = AGAIN) -> NoReturn:

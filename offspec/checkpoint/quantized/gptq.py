@@ -17,6 +17,7 @@ from offspec.checkpoint.quantized.common import (
     bad_setting,
     bad_tensor,
     has_act_order,
+    matrix_shape,
     packed_weight,
     read_bytes,
     require_tensor,
@@ -78,9 +79,8 @@ def _weight(module: str, form: _GptqConfig, tensors: Tensors) -> FoundWeight:
 
     parts = {part: require_tensor(tensors, f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
     qweight, scales = parts["qweight"], parts["scales"]
-    if len(qweight.shape) != 2:
-        bad_tensor(qweight, f"must have two dimensions, not {list(qweight.shape)}")
-    inputs, outputs = qweight.shape[0] * 32 // form.bits, qweight.shape[1]
+    words, outputs = matrix_shape(qweight)
+    inputs = words * 32 // form.bits
     size = inputs if form.group == -1 else form.group
     index = tensors.get(f"{module}.g_idx")
     if form.desc_act and size < inputs:
