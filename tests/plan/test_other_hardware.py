@@ -163,7 +163,7 @@ def test_moe_model_reads_only_needed_experts(model: str, machine: str, slow: flo
 
 @pytest.mark.exhaustive
 def test_trees_pay_with_few_experts_per_layer_and_not_with_many() -> None:
-    """Of 8 experts a tree needs all, at four times a token's bytes; of 128, at sixteen times."""
+    """A tree needs all of 8 experts, four times the bytes of a token; with 128 experts, sixteen times."""
     few = _plan("mistralai/Mixtral-8x7B-v0.1", "rtx-4090", draft="mistralai/Mistral-7B-v0.1", draft_bits=4)
     assert few.budget > 16 and few.forecast.tok_per_s > 1.5 * few.tok_per_s_alone
     many = plan_for_hardware(EngineConfig(MIXTURE, draft="Qwen/Qwen3-0.6B", width=8), preset("rtx-4090"))

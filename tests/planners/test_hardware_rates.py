@@ -141,7 +141,7 @@ def test_presets_stay_below_published_figures(name: str) -> None:
 
 
 def test_preset_without_a_gpu_equals_the_cpu_of_one_with() -> None:
-    """Of two presets with the same CPU and disk, one has everything that the other has except the GPU."""
+    """Two presets with the same CPU and disk differ only in the GPU."""
     alone, beside = preset("desktop-32gb"), preset("rtx-4090")
     assert alone.link is None and alone.host is None and beside.host is not None
     assert alone.disk == beside.disk

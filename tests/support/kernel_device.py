@@ -1,4 +1,4 @@
-"""Where Triton kernels run: in Python on the CPU, or compiled on a GPU; and the device of test tensors."""
+"""Device of tests of Triton kernels: interpreted on the CPU, or compiled on a GPU."""
 
 import pytest
 import torch

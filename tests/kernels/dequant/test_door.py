@@ -1,4 +1,4 @@
-"""What goes through the door of `dequantize`, and what does not."""
+"""Arguments that `dequantize` accepts, and those that it refuses."""
 
 import math
 from collections.abc import Mapping
