@@ -13,7 +13,7 @@ from offspec.core.errors import ModelNotFoundError, RequestError
 from offspec.core.events import LoadProgress, Notice, PassStats, ignore_event
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
-from offspec.plan import records as records
+from offspec.plan import records
 from offspec.plan.build_plan import plan_from_measurements
 from offspec.plan.calibration_prompts import CALIBRATION
 from offspec.plan.choose_device import choose_device

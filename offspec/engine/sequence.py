@@ -30,7 +30,7 @@ from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting
 from offspec.engine.request import ScheduledRequest
 from offspec.engine.sequence_pass import DecodingConfig, PassResult, SequencePass
-from offspec.model import devices as devices
+from offspec.model import devices
 from offspec.model.pass_time import PassTime
 from offspec.model.vocabulary import token_text
 from offspec.plan.load import Assembly

@@ -9,7 +9,7 @@ from offspec.core.config import AUTO, EngineConfig
 from offspec.core.errors import PlanError, RequestError
 from offspec.core.events import Notice, ignore_event
 from offspec.draft.open import Notify
-from offspec.model import devices as devices
+from offspec.model import devices
 from offspec_planners.measure import gpu
 from offspec_planners.plan import Plan
 from offspec_planners.units import format_bytes

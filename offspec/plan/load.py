@@ -23,7 +23,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.known_drafts import KnownDraft, known_drafts
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import DraftOpener, Notify
-from offspec.model import devices as devices
+from offspec.model import devices
 from offspec.model.compile_notice import notify_compilation
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer

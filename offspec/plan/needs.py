@@ -9,7 +9,7 @@ from offspec.core.config import DraftBits, EngineConfig
 from offspec.core.memory import MARGIN
 from offspec.draft.forward import HEAD_ROWS
 from offspec.draft.heads.base import OpenedHead
-from offspec.model import devices as devices
+from offspec.model import devices
 from offspec.model.experts import scratch_bytes
 from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.fused.weights import packed_size

@@ -27,7 +27,7 @@ from offspec.core.events import Notice
 from offspec.core.setting import settings_of
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
-from offspec.plan import records as records
+from offspec.plan import records
 from offspec.plan.build_plan import CONTENDED, acceptance_for, measure, plan_from_measurements
 from offspec.plan.choose_device import choose_device
 from offspec.plan.hardware_profile import machine_fingerprint

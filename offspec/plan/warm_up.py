@@ -16,7 +16,7 @@ from offspec.core.errors import OffspecError
 from offspec.core.events import LoadProgress
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import Notify
-from offspec.model import devices as devices
+from offspec.model import devices
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts

@@ -9,7 +9,7 @@ import torch
 import offspec
 from offspec import SamplingParams
 from offspec.model import runner
-from offspec.plan import prepare as prepare
+from offspec.plan import prepare
 from offspec.plan.fit import LOOKUP_BUDGETS
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offspec.core.errors import RequestError
-from offspec.model import devices as devices
+from offspec.model import devices
 from offspec.model.devices import find_device, find_devices, resolve_devices
 from offspec_kernels import backend, triton_check
 from offspec_planners.measure import gpu

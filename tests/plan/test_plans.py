@@ -11,8 +11,7 @@ from offspec import SamplingParams
 from offspec.core import memory as process_memory
 from offspec.core.cache_dir import QUANTIZED
 from offspec.engine import calibration_run as rehearsal
-from offspec.plan import needs
-from offspec.plan import prepare as prepare
+from offspec.plan import needs, prepare
 from offspec.plan.load import open_models
 from offspec.plan.prepare import draft_record
 from offspec.plan.records import DraftRecord

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offspec.core.errors import DiskFullError, PlanError
-from offspec.plan import records as records
+from offspec.plan import records
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import typical
 from offspec_planners.typical_acceptance import MODEL

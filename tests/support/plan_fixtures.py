@@ -16,7 +16,7 @@ from offspec.core.config import EngineConfig
 from offspec.engine import calibration_run as rehearsal
 from offspec.engine.engine import Engine
 from offspec.plan import build_plan as make_plan
-from offspec.plan import prepare as prepare
+from offspec.plan import prepare
 from offspec.plan.opened import OpenedModels
 from offspec_planners import search
 from offspec_planners.hardware_rates import Rate
